@@ -1,0 +1,93 @@
+// gradient_tree.h -- sums the gradients of a step's micro-batches as a pairwise tree, in fp32.
+//
+// Why a tree: a replica that holds micro-batches [a, b) must end with a sum that can be combined with the other replicas' sums to
+// the very bits that one device gets for all micro-batches. A left-to-right sum cannot ((g0+g1)+g2)+g3 != (g0+g1)+(g2+g3); the
+// balanced tree over a contiguous power-of-two block is a subtree of the whole. See design contract C3 (bitwise equality).
+//
+// How: a binary counter. The gradient of micro-batch j is written to buffer popcount(j) of a stack; then, for every trailing one
+// bit of j, the top of the stack is added to the entry below it. After k micro-batches the stack has popcount(k) entries, which
+// finish() adds from the top down; the result is always in buffer 0.
+//   memory: floor(log2 k) + 1 buffers          additions: k - 1 in all (12 bytes each per element)
+// Each phase of the backward pass (loss head, input gradient, weight gradient) runs ahead of the others by as many micro-batches
+// as the schedule likes, so each has its own counter; a phase touches only its own ranges of the buffers.
+//
+// Not exact (--exact 0): one buffer, every kernel accumulates into it, left to right. Less memory, no equality over replicas.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "llmc/accumulate.cuh"
+#include "llmc/device.h"
+#include "llmc/memory.h"
+#include "llmc/stage_layout.h"
+
+class GradientTree {
+ public:
+  /// Buffers for up to `micro_batches` micro-batches per step of the stage `layout`. They are zeroed once, on `stream`: the
+  /// kernels overwrite every element but the padding of the buckets, which must stay zero.
+  GradientTree(MemoryLedger& ledger, const StageLayout& layout, int micro_batches, bool exact, cudaStream_t stream)
+      : exact_(exact) {
+    const int count = buffer_count(micro_batches, exact);
+    for (int i = 0; i < count; ++i) {
+      buffers_.emplace_back("gradients", layout.gradient_elements, &ledger);
+      CUDA_CHECK(cudaMemsetAsync(buffers_[i].data(), 0, buffers_[i].bytes(), stream));
+    }
+    for (int phase = 0; phase < kGradientPhases; ++phase) {
+      ranges_[phase] = phase_ranges(layout, static_cast<GradientPhase>(phase));
+    }
+  }
+
+  static int buffer_count(int micro_batches, bool exact) {
+    int count = 1;
+    if (exact) while ((2 << (count - 1)) <= micro_batches) ++count;
+    return count;
+  }
+
+  /// Starts a step of `micro_batches` micro-batches; a replica without any contributes zeros.
+  void begin_step(int micro_batches, cudaStream_t stream) {
+    for (int phase = 0; phase < kGradientPhases; ++phase) finished_[phase] = 0;
+    if (micro_batches == 0) CUDA_CHECK(cudaMemsetAsync(buffers_[0].data(), 0, buffers_[0].bytes(), stream));
+  }
+
+  /// Base of the buffer that the gradient of the phase's next micro-batch goes to, and whether it is added to what is there.
+  float* leaf(GradientPhase phase) {
+    return buffers_[exact_ ? popcount(finished_[index(phase)]) : 0].data();
+  }
+  bool accumulate(GradientPhase phase) const { return !exact_ && finished_[index(phase)] > 0; }
+
+  /// The phase's next micro-batch is complete on `stream`: carries.
+  void finish_leaf(GradientPhase phase, cudaStream_t stream) {
+    const int p = index(phase);
+    int top = popcount(finished_[p]);
+    if (exact_) {
+      for (int carry = finished_[p]; carry & 1; carry >>= 1, --top) add_down(p, top, stream);
+    }
+    ++finished_[p];
+  }
+
+  /// The step's gradient sums: buffer 0, after the last micro-batch of every phase.
+  float* finish(cudaStream_t stream) {
+    for (int p = 0; p < kGradientPhases; ++p) {
+      for (int top = popcount(finished_[p]) - 1; exact_ && top > 0; --top) add_down(p, top, stream);
+    }
+    return buffers_[0].data();
+  }
+
+ private:
+  static int index(GradientPhase phase) { return static_cast<int>(phase); }
+  static int popcount(int value) { return __builtin_popcount(static_cast<unsigned>(value)); }
+
+  // buffer[top - 1] += buffer[top]: earlier micro-batches are always the left operand.
+  void add_down(int phase, int top, cudaStream_t stream) {
+    for (const auto& range : ranges_[phase]) {
+      float* low = buffers_[top - 1].data() + range.first;
+      add(low, low, buffers_[top].data() + range.first, range.second - range.first, stream);
+    }
+  }
+
+  bool exact_;
+  std::vector<DeviceArray<float>> buffers_;
+  std::vector<std::pair<size_t, size_t>> ranges_[kGradientPhases];
+  int finished_[kGradientPhases] = {};
+};

@@ -1,0 +1,37 @@
+// grid.h -- where a rank stands: pipeline stage x data-parallel replica. Replicas of a stage are adjacent in rank.
+#pragma once
+
+#include "llmc/check.h"
+
+struct Grid {
+  int pipeline = 1;  // ranks of one replica
+  int replicas = 1;
+  int rank = 0;
+
+  int stage() const { return rank / replicas; }
+  int replica() const { return rank % replicas; }
+  int rank_of(int stage, int replica) const { return stage * replicas + replica; }
+  bool first_stage() const { return stage() == 0; }
+  bool last_stage() const { return stage() == pipeline - 1; }
+};
+
+/// World of `size` ranks as --pp `pipeline` stages; the rest of the ranks are replicas.
+inline Grid make_grid(int size, int rank, int pipeline) {
+  if (pipeline < 1 || pipeline > size || size % pipeline != 0) {
+    int below = pipeline > size ? size : pipeline;
+    while (below > 1 && size % below != 0) --below;
+    user_error("--pp %d does not fit %d ranks; use --pp %d, or mpirun -np with a multiple of %d", pipeline, size,
+               below < 1 ? 1 : below, pipeline < 1 ? 1 : pipeline);
+  }
+  return {pipeline, size / pipeline, rank};
+}
+
+/// Items [first, first + count) of `total` that fall to `part` of `parts`: contiguous, sizes differ by at most one.
+struct Share {
+  int first = 0;
+  int count = 0;
+};
+inline Share contiguous_share(int total, int parts, int part) {
+  const int base = total / parts, extra = total % parts;
+  return {part * base + (part < extra ? part : extra), base + (part < extra ? 1 : 0)};
+}

@@ -1,0 +1,154 @@
+// pipeline.h -- the executor: runs this rank's list of actions of any checked plan.
+//
+// It knows nothing of a schedule but the list. For each action it waits for what the action reads, runs the model, and starts the
+// transfer of what the action made:
+//   F(s,i)   input x: made from tokens (first stage), received, or handed over by a stage on this rank;  then y is sent
+//   I(s,i)   output gradient over y: left by the loss head (last stage), received, or handed over;       then dx is sent
+//   W(s,i)   weight gradient; the slot is free once dx has left                                (B = I, then W)
+// Micro-batch i of a stage lives in slot i % slots(s); x and y are sent from the slot and received into it, so there are no other
+// buffers. A receive is posted as soon as its slot is free in program order; the communicator orders it behind the work and the
+// sends that still use the slot. The host never waits for the compute stream inside a step.
+// One device is the same code: one stage, no transfers.
+//
+// Tests may ask for random pauses before actions: LLMC_TEST_ACTION_DELAY=SEED.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "llmc/comm.h"
+#include "llmc/plan.h"
+#include "llmc/random.h"
+
+/// Link numbers for open_links(): activations into stage s, and gradients into stage s.
+inline int activation_link(int stage) { return 2 * stage; }
+inline int gradient_link(int stage) { return 2 * stage + 1; }
+
+/// The links of a pipeline whose stage s runs on rank `rank_of(s)` of the communicator.
+template <class RankOf>
+std::vector<Link> pipeline_links(int stages, RankOf rank_of) {
+  std::vector<Link> links;
+  for (int s = 1; s < stages; ++s) {
+    if (rank_of(s - 1) == rank_of(s)) continue;
+    links.push_back({rank_of(s - 1), rank_of(s), activation_link(s)});
+    links.push_back({rank_of(s), rank_of(s - 1), gradient_link(s - 1)});
+  }
+  return links;
+}
+
+/// Stage: any struct with
+///   slots(), void* input(slot), void* output(slot), size_t boundary_bytes()        what travels, device memory
+///   forward(slot, micro_batch, train), backward_input(slot, micro_batch), backward_weight(slot, micro_batch)
+template <class Stage>
+class Pipeline {
+ public:
+  /// `stages[s]` is null for stages of other ranks. `ranks[s]` is the rank of stage s in `comm`, `place` this rank's index in the
+  /// schedule's lists. `comm` may be null where every stage is on this rank.
+  Pipeline(std::vector<Stage*> stages, std::vector<int> ranks, int place, Communicator* comm, cudaStream_t stream)
+      : stages_(std::move(stages)), ranks_(std::move(ranks)), place_(place), comm_(comm), stream_(stream) {
+    if (const char* seed = getenv("LLMC_TEST_ACTION_DELAY")) delay_seed_ = strtoull(seed, nullptr, 10);
+  }
+
+  /// Runs one step (or one forward-only pass) of `plan`. Returns when all work has been issued and all transfers are complete;
+  /// the compute stream may still be busy.
+  void run(const Plan& plan, bool train) {
+    plan_ = &plan;
+    train_ = train && !plan.schedule.forward_only;
+    const size_t count = stages_.size() * static_cast<size_t>(plan.schedule.micro_batches);
+    for (auto* tickets : {&input_, &output_sent_, &gradient_, &gradient_sent_}) tickets->assign(count, nullptr);
+    for (int s = 0; s < stage_count(); ++s) {
+      for (int i = 0; stages_[s] && i < std::min(slots(s), micro_batches()); ++i) post_input(s, i);
+    }
+    for (const Action& action : plan.schedule.actions[place_]) {
+      pause();
+      const int s = action.stage, i = action.micro_batch;
+      if (action.op == Op::kForward) forward(s, i);
+      if (action.op == Op::kBackward || action.op == Op::kBackwardInput) backward_input(s, i);
+      if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) backward_weight(s, i);
+    }
+    for (auto* tickets : {&output_sent_, &gradient_sent_}) {
+      for (const Ticket& ticket : *tickets) {
+        if (ticket) comm_->wait_host(ticket);
+      }
+    }
+  }
+
+ private:
+  int stage_count() const { return static_cast<int>(stages_.size()); }
+  int micro_batches() const { return plan_->schedule.micro_batches; }
+  int slots(int s) const { return plan_->slots[s]; }
+  int slot(int s, int i) const { return i % slots(s); }
+  size_t at(int s, int i) const { return static_cast<size_t>(s) * micro_batches() + i; }
+  bool has_previous(int s) const { return s > 0; }
+  bool has_next(int s) const { return s + 1 < stage_count(); }
+  bool remote_previous(int s) const { return has_previous(s) && ranks_[s - 1] != ranks_[s]; }
+  bool remote_next(int s) const { return has_next(s) && ranks_[s + 1] != ranks_[s]; }
+
+  // The slot of (s,i) is free in program order: its input may arrive as soon as everything issued so far, and the send that
+  // last used the slot, are done.
+  void post_input(int s, int i) {
+    if (!remote_previous(s)) return;
+    Ticket last_use;
+    if (i >= slots(s)) last_use = (train_ ? gradient_sent_ : output_sent_)[at(s, i - slots(s))];
+    input_[at(s, i)] = comm_->receive(stages_[s]->input(slot(s, i)), stages_[s]->boundary_bytes(), ranks_[s - 1],
+                                      activation_link(s), stream_, last_use);
+  }
+
+  void hand_over(const void* from, void* to, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
+  }
+
+  void forward(int s, int i) {
+    Stage& stage = *stages_[s];
+    const int k = slot(s, i);
+    if (remote_previous(s)) comm_->wait(input_[at(s, i)], stream_);
+    else if (has_previous(s)) hand_over(stages_[s - 1]->output(slot(s - 1, i)), stage.input(k), stage.boundary_bytes());
+    // Forward only: the slot's last output may still be on its way. (In training its gradient has come back.)
+    if (!train_ && remote_next(s) && i >= slots(s)) comm_->wait(output_sent_[at(s, i - slots(s))], stream_);
+    stage.forward(k, i, train_);
+    if (remote_next(s)) {
+      output_sent_[at(s, i)] = comm_->send(stage.output(k), stage.boundary_bytes(), ranks_[s + 1], activation_link(s + 1), stream_);
+      if (train_) {
+        gradient_[at(s, i)] = comm_->receive(stage.output(k), stage.boundary_bytes(), ranks_[s + 1], gradient_link(s), stream_,
+                                             output_sent_[at(s, i)]);
+      }
+    }
+    if (!train_ && i + slots(s) < micro_batches()) post_input(s, i + slots(s));
+  }
+
+  void backward_input(int s, int i) {
+    Stage& stage = *stages_[s];
+    const int k = slot(s, i);
+    if (remote_next(s)) comm_->wait(gradient_[at(s, i)], stream_);
+    stage.backward_input(k, i);
+    if (has_previous(s) && !remote_previous(s)) {
+      hand_over(stage.input(k), stages_[s - 1]->output(slot(s - 1, i)), stage.boundary_bytes());
+    } else if (has_previous(s)) {
+      gradient_sent_[at(s, i)] = comm_->send(stage.input(k), stage.boundary_bytes(), ranks_[s - 1], gradient_link(s - 1), stream_);
+    }
+  }
+
+  void backward_weight(int s, int i) {
+    stages_[s]->backward_weight(slot(s, i), i);
+    if (i + slots(s) < micro_batches()) post_input(s, i + slots(s));
+  }
+
+  void pause() {
+    if (!delay_seed_) return;
+    const RandomWords words = random_u32x4(delay_seed_, static_cast<uint64_t>(place_), actions_++);
+    usleep(words.x % 2000);
+  }
+
+  std::vector<Stage*> stages_;
+  std::vector<int> ranks_;
+  int place_;
+  Communicator* comm_;
+  cudaStream_t stream_;
+  const Plan* plan_ = nullptr;
+  bool train_ = false;
+  uint64_t delay_seed_ = 0, actions_ = 0;
+  // one entry per (stage, micro-batch) of the run
+  std::vector<Ticket> input_, output_sent_, gradient_, gradient_sent_;
+};

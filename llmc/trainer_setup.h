@@ -1,0 +1,135 @@
+// trainer_setup.h -- Trainer, part 1: from options to a model that is ready to train.
+#pragma once
+
+#include "llmc/trainer.h"
+
+inline Trainer::Trainer(TrainOptions options, Control& control) : options_(std::move(options)), control_(control) {
+  run_together(control_, [&] { open_inputs(); });
+  build_model();
+  restore_or_initialize();
+  print_layout();
+}
+
+// Model sizes, data, tokenizer: files that must be there, and rules that need them. Nothing is written.
+inline void Trainer::open_inputs() {
+  const std::optional<GPT2Config> preset = options_.load.empty() ? std::nullopt : gpt2_preset(options_.load);
+  if (!options_.load.empty() && !preset) model_file_ = LlmcModelFile::open(options_.load);
+  if (preset || model_file_) {
+    const GPT2Config loaded = preset ? *preset : model_file_->config();
+    const auto fill = [&](int& option, int value, const char* name) {
+      if (option != 0 && option != value && !preset) {
+        user_error("--%s %d differs from %s, which has %d; leave the option out", name, option, options_.load.c_str(), value);
+      }
+      if (option == 0) option = value;
+    };
+    fill(options_.layers, loaded.layers, "layers");
+    fill(options_.channels, loaded.channels, "channels");
+    fill(options_.heads, loaded.heads, "heads");
+    fill(options_.vocab, loaded.vocab, "vocab");
+    fill(options_.seq_max, loaded.max_seq_len, "seq-max");
+    resolve_train_options(options_, control_.size());
+  }
+  config_ = make_gpt2_config(options_.layers, options_.heads, options_.channels, options_.vocab, options_.seq_max);
+  grid_ = make_grid(control_.size(), control_.rank(), options_.pp);
+  tokenizer_ = Tokenizer::open(options_.tokenizer, config_.vocab);
+  tokenizer_->prompt_tokens(options_.sample_prompt);
+  train_data_ = TokenData::open(options_.train_data, options_.seq_len, config_.vocab, DataSplit::kTrain);
+  if (options_.val_every > 0) {
+    val_data_ = TokenData::open(options_.val_data, options_.seq_len, config_.vocab, DataSplit::kValidation);
+  }
+  order_ = {train_data_->samples(), static_cast<uint64_t>(options_.seed), options_.shuffle};
+  steps_ = options_.steps >= 0 ? options_.steps : static_cast<int64_t>(train_data_->samples() / sequences_per_step());
+  if (steps_ == 0 && options_.steps < 0) {
+    user_error("--steps -1 (one epoch) is no step: %s has %llu samples, a step takes %llu; use a smaller --batch-tokens",
+               options_.train_data.c_str(), static_cast<unsigned long long>(train_data_->samples()),
+               static_cast<unsigned long long>(sequences_per_step()));
+  }
+}
+
+inline void Trainer::build_model() {
+  device_ = std::make_unique<Device>(control_);
+  world_ = control_.size() > 1 ? make_communicator(control_, options_.comm) : nullptr;
+  ParallelSettings settings;
+  settings.model = config_;
+  settings.shape = {options_.micro_batch, options_.seq_len};
+  settings.micro_batches = static_cast<int>(micro_batches_per_step(options_));
+  settings.forward_micro_batches = val_data_ ? kForwardMicroBatches : 1;
+  settings.schedule = options_.schedule;
+  settings.partition = options_.partition;
+  settings.zero_stage = options_.zero;
+  settings.exact = options_.exact;
+  model_ = std::make_unique<ParallelGPT2>(settings, grid_, control_, world_.get(), device_->blas(), device_->compute());
+}
+
+inline CheckpointMeta Trainer::meta(int64_t step) const {
+  CheckpointMeta meta;
+  meta.step = static_cast<int>(step);
+  meta.position = position_;
+  meta.seed = static_cast<uint64_t>(options_.seed);
+  meta.precision = sizeof(floatX) == sizeof(float) ? "fp32" : "bf16";
+  meta.model = checkpoint_model(config_);
+  meta.extra["loss"] = format_text("%.17g", last_.loss);
+  meta.extra["norm"] = format_text("%.17g", last_.norm);
+  return meta;
+}
+
+inline void Trainer::restore_or_initialize() {
+  const uint64_t seed = static_cast<uint64_t>(options_.seed);
+  bool restored = false;
+  if (!options_.out.empty()) {
+    checkpoints_ = std::make_unique<CheckpointStore>(file("ckpt"), control_, model_->table(), device_->compute());
+  }
+  if (options_.resume) {
+    const std::optional<CheckpointMeta> found = checkpoints_->load_newest({&model_->optimizer()}, meta(0));
+    if (found) {
+      restored = true;
+      first_step_ = found->step;
+      position_ = found->position;
+      last_ = {strtod(found->extra.at("loss").c_str(), nullptr), strtod(found->extra.at("norm").c_str(), nullptr)};
+    }
+  }
+  if (!restored && model_file_) {
+    model_->set_parameters([&](const OwnedRange& range, float* out) {
+      model_file_->read(out, range.tensor, range.first, range.count);
+    }, seed);
+  } else if (!restored) {
+    model_->initialize(seed);
+  }
+  run_together(control_, [&] { start_log(); });
+}
+
+// Run folder, saved configuration, logs: the first thing that is written.
+inline void Trainer::start_log() {
+  if (control_.rank() != 0) return;
+  LoggerOptions log;
+  log.folder = options_.out;
+  log.first_step = options_.resume && first_step_ > 0 ? first_step_ + 1 : -1;
+  log.total_steps = steps_;
+  log_ = Logger(log);
+  if (!options_.out.empty()) write_file_atomically(file("config.txt"), train_option_table().config_text(options_));
+}
+
+inline void Trainer::print_layout() const {
+  const int ranks = control_.size();
+  std::vector<uint64_t> forecast(ranks), allocated(ranks);
+  const uint64_t mine[2] = {model_->forecast_bytes(), model_->ledger().total_allocated()};
+  control_.all_gather(&mine[0], forecast.data(), sizeof(uint64_t));
+  control_.all_gather(&mine[1], allocated.data(), sizeof(uint64_t));
+  if (control_.rank() != 0) return;
+  printf("device      %s, %s, %s transport\n", device_->description().c_str(), sizeof(floatX) == 4 ? "fp32" : "bf16",
+         world_ ? world_->backend() : "no");
+  printf("model       GPT-2, %d layers, %d channels, %d heads, vocabulary %d, %lld parameters\n", config_.layers, config_.channels,
+         config_.heads, config_.vocab, static_cast<long long>(gpt2_parameter_count(config_)));
+  printf("data        %llu tokens, %llu samples of %d; step: %lld tokens in %lld micro-batches of %d x %d\n",
+         static_cast<unsigned long long>(train_data_->tokens()), static_cast<unsigned long long>(train_data_->samples()),
+         options_.seq_len, static_cast<long long>(options_.batch_tokens), static_cast<long long>(micro_batches_per_step(options_)),
+         options_.micro_batch, options_.seq_len);
+  printf("layout      %d stages (blocks %s) x %d replicas, %s, ZeRO %d, simulated bubble %.1f %%\n", grid_.pipeline,
+         partition_text(model_->cuts()).c_str(), grid_.replicas, options_.schedule.c_str(), options_.zero,
+         100.0 * model_->train_plan().bubble_fraction);
+  for (int rank = 0; rank < ranks; ++rank) {
+    printf("memory      rank %d: %.1f MiB planned, %.1f MiB allocated\n", rank, forecast[rank] / 1048576.0, allocated[rank] / 1048576.0);
+  }
+  if (first_step_ > 0) printf("resumed     at step %lld\n", static_cast<long long>(first_step_));
+  fflush(stdout);
+}

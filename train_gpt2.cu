@@ -1,0 +1,56 @@
+// train_gpt2.cu -- trains a GPT-2 on one device, or as pipeline stages x replicas under mpirun.
+//
+//   make train_gpt2 && ./train_gpt2 --train-data data/train.bin --val-data data/val.bin
+//   mpirun -np 4 ./train_gpt2 --pp 2 ...         2 stages x 2 replicas, equal to one device bit for bit
+//
+// Here: start, options, the end. The steps are in llmc/trainer.h, the model in llmc/gpt2_stage.h, the schedule in llmc/schedule.h,
+// one optimizer step over all ranks in llmc/parallel_gpt2_steps.h.
+#include <cstdio>
+
+#include "llmc/trainer.h"
+
+namespace {
+
+int train(int argc, char** argv, Control& control) {
+  TrainOptions options;
+  CommandLine command_line;
+  run_together(control, [&] {
+    command_line = train_option_table().parse(argc, argv, options);
+    if (!command_line.help) resolve_train_options(options, control.size());
+  });
+  if (command_line.help) {
+    if (control.rank() == 0) printf("%s", train_option_table().help_text().c_str());
+    return 0;
+  }
+  control.set_timeout(static_cast<double>(options.comm_timeout));
+  Trainer trainer(options, control);
+  trainer.run();
+  return 0;
+}
+
+// An error that all ranks share is printed once and ends them in order; any other must not leave the others waiting.
+int report(const Error& error, Control& control) {
+  if (error.on_all_ranks() || control.size() == 1) {
+    if (control.rank() == 0) fprintf(stderr, "error: %s\n", error.what());
+    control.barrier();
+    return error.exit_code();
+  }
+  fprintf(stderr, "error: rank %d: %s\n", control.rank(), error.what());
+  control.abort(error.exit_code());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    Control control(&argc, &argv);
+    try {
+      return train(argc, argv, control);
+    } catch (const Error& error) {
+      return report(error, control);
+    }
+  } catch (const Error& error) {
+    fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code();
+  }
+}
