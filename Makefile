@@ -2,6 +2,7 @@
 # make DEVICE=cpu|cuda       force the device          PRECISION=fp32|bf16   type of weights and activations
 # make WARP=1|32             CPU device: threads of a warp (1 = fast, 32 = as on a GPU, for tests)
 # make SANITIZE=address|thread DEBUG=1                 CPU device: instrumented builds
+# make bench                 time of kernels and steps beside ceilings         make ladders   kernels from naive to fast
 # make tests                 every test program        make test      builds and runs the test suite
 # make format                clang-format              make info      what was found and chosen
 MAKEFLAGS += -r
@@ -28,16 +29,19 @@ endif
 
 DEFINES  := -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32)
 WARNINGS := -Wall -Wextra -Werror -Wno-unknown-pragmas
-GTEST    := -lgtest -lpthread
+GTEST    := -lgtest_main -lgtest -lpthread
 
 ifeq ($(DEVICE),cuda)
 # 80 and 90a unless the GPU of this machine says otherwise
 GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -E '^[0-9]+$$' | sort -n | head -1)
+# NCCL: used where the compiler finds its header; without it several GPUs talk through host memory
+NCCL     := $(shell echo '\#include <nccl.h>' | $(NVCC) -E -x cu - >/dev/null 2>&1 && echo 1 || echo 0)
 ARCHS    := $(if $(GPU_ARCH),$(if $(filter 90,$(GPU_ARCH)),90a,$(GPU_ARCH)),80 90a)
 CXXCMD   := $(NVCC)
-FLAGS    := -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas \
-            $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(DEFINES) $(filter-out -pthread,$(MPI_COMPILE)) -I. -x cu
-LINK     := $(filter-out -pthread -Wl%,$(MPI_LINK)) -lcublasLt -lnccl -lpthread
+FLAGS    := -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas,-fopenmp \
+            $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(DEFINES) \
+            $(filter-out -pthread,$(MPI_COMPILE)) -I. -x cu
+LINK     := $(filter-out -pthread -Wl%,$(MPI_LINK)) -lcublasLt $(if $(filter 1,$(NCCL)),-lnccl) -lpthread
 DEPFLAGS  = -MMD -MP -MF $(BUILD)/$(@F).d
 else
 CXXCMD   := $(CXX)
@@ -58,13 +62,24 @@ CPP_AS  = $(if $(filter cpu,$(DEVICE)),-x c++)
 PROGRAMS := train_gpt2
 TESTS    := $(sort $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp test/mpi_*.cu))))
 
-.PHONY: all tests test format info print-config clean
+LADDERS  := $(patsubst dev/cuda/%/bench.cu,ladder_%,$(wildcard dev/cuda/*/bench.cu))
+
+.PHONY: all tests test bench ladders format info print-config clean
 all: train_gpt2
 train_gpt2: $(BUILD)/train_gpt2
 	@cp -f $< $@
 tests: $(addprefix $(BUILD)/,$(TESTS))
 test:
 	@scripts/test.sh
+# the teaching ladders of dev/cuda, naive to fast, each rung verified before it is timed
+ladders: $(addprefix $(BUILD)/,$(LADDERS))
+	@for ladder in $^; do $$ladder || exit 1; done
+# one step of GPT-2 124M at the two sizes of the README, then every kernel; each beside a ceiling measured in the same run
+bench: $(BUILD)/bench_step $(BUILD)/bench_kernels $(BUILD)/bench_elementwise
+	$(BUILD)/bench_step 124M 4 64 7
+	$(BUILD)/bench_step 124M 4 256 3
+	$(BUILD)/bench_kernels
+	$(BUILD)/bench_elementwise
 
 $(BUILD)/train_gpt2: train_gpt2.cu
 	$(COMPILE) $(CPP_AS) $< -o $@ $(LINK)
@@ -75,6 +90,9 @@ $(BUILD)/test_%: test/test_%.cpp
 $(BUILD)/mpi_%: test/mpi_%.cu
 	$(COMPILE) $(CPP_AS) $< -o $@ $(LINK) $(GTEST)
 $(BUILD)/bench_%: dev/bench/bench_%.cu
+	$(COMPILE) $(CPP_AS) $< -o $@ $(LINK)
+
+$(BUILD)/ladder_%: dev/cuda/%/bench.cu
 	$(COMPILE) $(CPP_AS) $< -o $@ $(LINK)
 
 format:

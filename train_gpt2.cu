@@ -6,6 +6,8 @@
 // Here: start, options, the end. The steps are in llmc/trainer.h, the model in llmc/gpt2_stage.h, the schedule in llmc/schedule.h,
 // one optimizer step over all ranks in llmc/parallel_gpt2_steps.h.
 #include <cstdio>
+#include <exception>
+#include <new>
 
 #include "llmc/trainer.h"
 
@@ -20,6 +22,7 @@ int train(int argc, char** argv, Control& control) {
   });
   if (command_line.help) {
     if (control.rank() == 0) printf("%s", train_option_table().help_text().c_str());
+    flush_standard_output();
     return 0;
   }
   control.set_timeout(static_cast<double>(options.comm_timeout));
@@ -48,6 +51,11 @@ int main(int argc, char** argv) {
       return train(argc, argv, control);
     } catch (const Error& error) {
       return report(error, control);
+    } catch (const std::bad_alloc&) {
+      return report(Error(ErrorKind::kEnvironment, "out of host memory; use a smaller model or fewer ranks on this machine"),
+                    control);
+    } catch (const std::exception& error) {  // threads, file systems
+      return report(Error(ErrorKind::kEnvironment, error.what()), control);
     }
   } catch (const Error& error) {
     fprintf(stderr, "error: %s\n", error.what());

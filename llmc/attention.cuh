@@ -90,7 +90,7 @@ __device__ __forceinline__ void online_softmax(OnlineSoftmax& state, float* __re
     const float* __restrict__ row = scores + y * kColumnStride + first;
     SIMD_LOOP
     for (int i = 0; i < kColumnsPerThread; i++) {
-      const bool valid = attends<Rows::kKeys>(place.row + y, place.column + first + i, place.T);
+      const bool valid = attends<Rows::kKeys>(place.row + y, place.column + first + i);
       maximum[i] = fmaxf(maximum[i], valid ? row[i] : -INFINITY);
     }
   }
@@ -105,7 +105,7 @@ __device__ __forceinline__ void online_softmax(OnlineSoftmax& state, float* __re
     float* __restrict__ row = scores + y * kColumnStride + first;
     SIMD_LOOP
     for (int i = 0; i < kColumnsPerThread; i++) {
-      const bool valid = attends<Rows::kKeys>(place.row + y, place.column + first + i, place.T);
+      const bool valid = attends<Rows::kKeys>(place.row + y, place.column + first + i);
       const float all = expf(scale * (row[i] - maximum[i]));
       const float weight = valid ? all : 0.0f;
       row[i] = weight;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void online_softmax(OnlineSoftmax& state, float* __re
 constexpr size_t kForwardSharedBytes =
     (kColumnTileFloats + 2 * kRowTileFloats + kScoreTileFloats + kTileColumns) * sizeof(float);
 
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     attention_forward_kernel(floatX* __restrict__ out, float* __restrict__ lse, const floatX* __restrict__ qkv,
                              AttentionSizes n) {
   DYNAMIC_SHARED(float, memory);
@@ -196,7 +196,7 @@ __device__ __forceinline__ void score_gradient(float* __restrict__ scores, float
     SIMD_LOOP
     for (int x = attention_lane(); x < kTileColumns; x += kWarpSize) {
       const int query = kRows == Rows::kKeys ? x : y;
-      const bool valid = attends<kRows>(place.row + y, place.column + x, place.T);
+      const bool valid = attends<kRows>(place.row + y, place.column + x);
       // computed for all, then selected: the scores of pairs that do not attend are not initialised
       const float weight = expf(scale * row[x] - lse[query]);
       const float gradient = weight * (drow[x] - delta[query]);
@@ -253,7 +253,7 @@ __device__ __forceinline__ void recompute_scores(const BackwardTiles& tiles, Hea
 }
 
 /// dk and dv of a tile of keys: columns are keys, rows are the queries from the diagonal on.
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     attention_backward_key_kernel(floatX* __restrict__ dqkv, const floatX* __restrict__ dout,
                                   const floatX* __restrict__ qkv, const float* __restrict__ lse,
                                   const float* __restrict__ delta, AttentionSizes n) {
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
 }
 
 /// dq of a tile of queries: columns are queries, rows are the keys up to the diagonal.
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     attention_backward_query_kernel(floatX* __restrict__ dqkv, const floatX* __restrict__ dout,
                                     const floatX* __restrict__ qkv, const float* __restrict__ lse,
                                     const float* __restrict__ delta, AttentionSizes n) {

@@ -5,18 +5,22 @@
 //   scores[y][x]  = sum_d rows[y][d] columns[d][x]        the columns are stored transposed, once per block
 //   result[x][n] += sum_y weights[y][x] values[y][n]      weights are probabilities or their gradients
 // Each thread owns micro-tiles, small enough for registers. On a GPU 128 threads own one of 4x4 (scores) and one of 4x8
-// (result) each; with kWarpSize == 1 the single thread of a block walks over all of them, 4x16, and the compiler turns
-// the inner loops into fused multiply-adds of whole vector registers. Heads longer than kSlice are cut into slices.
+// (result) each; with kWarpSize == 1 the single thread of a block walks over all of them, 6x16, and the compiler turns
+// the inner loops into fused multiply-adds of whole vector registers (12 of the 16 of AVX2 hold sums). Heads longer
+// than kSlice are cut into slices.
 #pragma once
 
 #include "llmc/device.h"
 
 constexpr bool kSingleThread = kWarpSize == 1;
 constexpr int kAttentionThreads = kSingleThread ? 1 : 128;
-constexpr int kTileColumns = 64;
-constexpr int kTileRows = kSingleThread ? 64 : 32;
-constexpr int kSlice = 64;     // elements of a head that are in shared memory at a time
-constexpr int kMicroRows = 4;  // of both products
+// Told to the compiler as blocks per multiprocessor: 168 registers a thread, which all three kernels fit without
+// spills.
+constexpr int kAttentionBlocks = 3;
+constexpr int kTileColumns = kSingleThread ? 96 : 64;
+constexpr int kTileRows = kSingleThread ? 96 : 32;
+constexpr int kSlice = 64;                         // elements of a head that are in shared memory at a time
+constexpr int kMicroRows = kSingleThread ? 6 : 4;  // of both products
 constexpr int kScoreWidth = kSingleThread ? 16 : 4;
 constexpr int kResultWidth = kSingleThread ? 16 : 8;
 // Four spare floats put the rows that one warp reads together into different banks and keep 16-byte alignment.
@@ -26,7 +30,6 @@ constexpr int kColumnStride = kTileColumns + kPadding;
 
 constexpr int kScoreTiles = (kTileRows / kMicroRows) * (kTileColumns / kScoreWidth);
 constexpr int kResultTiles = (kTileColumns / kMicroRows) * (kSlice / kResultWidth);
-constexpr int kScoreTilesPerThread = kScoreTiles / kAttentionThreads;
 constexpr int kResultTilesPerThread = kResultTiles / kAttentionThreads;
 static_assert(kScoreTiles % kAttentionThreads == 0 && kResultTiles % kAttentionThreads == 0,
               "every thread owns the same");
@@ -102,8 +105,8 @@ enum class Rows { kKeys, kQueries };
 
 /// Is the pair (position of the row, position of the column) part of the sum?
 template <Rows kRows>
-__device__ __forceinline__ bool attends(int row, int column, int T) {
-  return kRows == Rows::kKeys ? row <= column : (row >= column && row < T);
+__device__ __forceinline__ bool attends(int row, int column) {
+  return kRows == Rows::kKeys ? row <= column : row >= column;
 }
 
 /// Positions of the tile at hand: row y is position row + y, column x is position column + x of T.
@@ -158,7 +161,7 @@ __device__ __forceinline__ void accumulate_result(ResultTiles& result, const flo
       SIMD_LOOP
       for (int j = 0; j < kResultWidth; j++) product[i][j] = result[m][i][j] * scale;
     }
-    // Outside of [begin, end) all weights of these columns are zero.
+    // Outside of [begin, end) the weights of these columns are zero, or there are no positions.
     const int diagonal = place.column + x - place.row;
     const int begin = kRows == Rows::kKeys ? 0 : max(0, diagonal);
     const int end = kRows == Rows::kKeys ? min(kTileRows, diagonal + kMicroRows) : min(kTileRows, place.T - place.row);

@@ -44,8 +44,7 @@ __global__ void fused_classifier_kernel(float* __restrict__ losses, floatX* logi
   if (target == -1) {  // the same for the whole block
     if (thread == 0) losses[row] = 0.0f;
     if constexpr (kWriteGradient) {
-      SIMD_LOOP
-      for (int i = thread; i < Vp; i += kClassifierThreads) x[i] = (floatX)0.0f;
+      for_each_strided<kClassifierThreads>(thread, Vp, [=](int i) { x[i] = (floatX)0.0f; });
     }
     return;
   }
@@ -55,11 +54,10 @@ __global__ void fused_classifier_kernel(float* __restrict__ losses, floatX* logi
   if (thread == 0) losses[row] = logf(total.sum) - (target_logit - total.largest);
   if constexpr (kWriteGradient) {
     const float scale = 1.0f / total.sum;
-    SIMD_LOOP
-    for (int i = thread; i < V; i += kClassifierThreads) {
+    for_each_strided<kClassifierThreads>(thread, V, [=](int i) {
       x[i] = (floatX)(expf((float)x[i] - total.largest) * scale - (i == target ? 1.0f : 0.0f));
-    }
-    for (int i = V + thread; i < Vp; i += kClassifierThreads) x[i] = (floatX)0.0f;
+    });
+    for_each_strided<kClassifierThreads>(V + thread, Vp, [=](int i) { x[i] = (floatX)0.0f; });
   }
 }
 

@@ -84,7 +84,14 @@ inline DeviceIdentity this_device() {
 inline std::unique_ptr<Communicator> make_communicator(const Control& control, const std::string& wish = "auto",
                                                        const std::string& name = "world") {
   Control group = control;
-  switch (choose_backend(wish, group.gathered(this_device(), "comparing devices"), nccl_ability())) {
+  const std::vector<DeviceIdentity> devices = group.gathered(this_device(), "comparing devices");
+  Backend backend = Backend::kSelf;
+  try {
+    backend = choose_backend(wish, devices, nccl_ability());
+  } catch (const Error& error) {
+    throw Error(error.kind(), error.what(), true);  // every rank has decided from the same table
+  }
+  switch (backend) {
     case Backend::kNccl:
 #ifdef NCCL_MAJOR
       return std::make_unique<NcclCommunicator>(std::move(group), name);

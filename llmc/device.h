@@ -136,7 +136,8 @@ inline dim3 elementwise_grid(size_t n) {
 /// Lets kernel K use up to `bytes` of dynamic shared memory (more than 48 KiB needs it; at most 227 KiB on sm_90).
 template <auto K>
 inline void allow_dynamic_shared(size_t bytes) {
-  CUDA_CHECK(cudaFuncSetAttribute(K, cudaFuncAttributeMaxDynamicSharedMemorySize, narrow<int>(bytes)));
+  assert(bytes <= 0x7fffffff && "allow_dynamic_shared: more than any device has");
+  CUDA_CHECK(cudaFuncSetAttribute(K, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
 /// Ends the program with one clear line (environment error) unless there is a device to run on. Call it first in main:

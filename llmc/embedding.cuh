@@ -63,8 +63,7 @@ __global__ void embedding_forward_kernel(floatX* __restrict__ out, const int* __
   floatX* __restrict__ y = out + row * C;
   const floatX* __restrict__ token = wte + (size_t)tokens[row] * C;
   const floatX* __restrict__ position = wpe + (row % T) * C;
-  SIMD_LOOP
-  for (int i = threadIdx.x; i < C; i += kWarpSize) y[i] = (floatX)((float)token[i] + (float)position[i]);
+  for_each_strided<kWarpSize>(threadIdx.x, C, [=](int i) { y[i] = (floatX)((float)token[i] + (float)position[i]); });
 }
 
 // One warp per (segment, column tile).

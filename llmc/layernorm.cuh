@@ -32,10 +32,8 @@ __device__ inline void normalize_row(floatX* __restrict__ out, float* __restrict
   SIMD_SUM(square)
   for (int i = lane; i < C; i += kWarpSize) square += ((float)inp[i] - m) * ((float)inp[i] - m);
   const float r = 1.0f / sqrtf(warp_sum(square) / (float)C + kLayernormEpsilon);
-  SIMD_LOOP
-  for (int i = lane; i < C; i += kWarpSize) {
-    out[i] = (floatX)(((float)inp[i] - m) * r * (float)weight[i] + (float)bias[i]);
-  }
+  for_each_strided<kWarpSize>(
+      lane, C, [=](int i) { out[i] = (floatX)(((float)inp[i] - m) * r * (float)weight[i] + (float)bias[i]); });
   if (lane == 0) {
     *mean = m;
     *rstd = r;
@@ -58,10 +56,8 @@ __global__ void residual_layernorm_forward_kernel(floatX* __restrict__ residual,
   const size_t row = row_index();
   if (row >= (size_t)N) return;
   floatX* sum_row = residual + row * C;
-  SIMD_LOOP
-  for (int i = threadIdx.x; i < C; i += kWarpSize) {
-    sum_row[i] = (floatX)((float)a[row * C + i] + (float)b[row * C + i]);
-  }
+  for_each_strided<kWarpSize>(threadIdx.x, C,
+                              [=](int i) { sum_row[i] = (floatX)((float)a[row * C + i] + (float)b[row * C + i]); });
   normalize_row(out + row * C, mean + row, rstd + row, sum_row, weight, bias, C);
 }
 
@@ -187,13 +183,12 @@ __global__ void layernorm_backward_input_kernel(floatX* dinp, const floatX* __re
   for (int i = threadIdx.x; i < C; i += kWarpSize) sum_xhat += (float)weight[i] * (float)d[i] * (((float)x[i] - m) * r);
   const float average = warp_sum(sum) / (float)C;
   const float average_xhat = warp_sum(sum_xhat) / (float)C;
-  SIMD_LOOP
-  for (int i = threadIdx.x; i < C; i += kWarpSize) {
+  for_each_strided<kWarpSize>(threadIdx.x, C, [=](int i) {
     const float xhat = ((float)x[i] - m) * r;
     float gradient = ((float)weight[i] * (float)d[i] - average - xhat * average_xhat) * r;
     if constexpr (kResidual) gradient += (float)dresidual[row * C + i];
     dinp[row * C + i] = (floatX)gradient;
-  }
+  });
 }
 
 /// dinp = dresidual + gradient of LN; dweight, dbias (+)= sums over the rows.

@@ -36,6 +36,11 @@ struct StepMetrics {
   double tokens_per_second = 0.0;
 };
 
+/// Brings what was printed to standard output: environment error when that fails (full disk, closed terminal).
+inline void flush_standard_output() {
+  if (fflush(stdout) != 0 || ferror(stdout)) file_error("standard output", "writing");
+}
+
 namespace logger_detail {
 
 /// A number as JSON, exactly; JSON has no nan and no infinity.
@@ -125,6 +130,7 @@ class Logger {
 
   /// Writes a validation loss (mean per token) to both files and prints it.
   void validation(int64_t step, double loss) {
+    if (std::isnan(loss)) loss = NAN;  // not "-nan"
     if (main_log_.is_open()) {
       main_log_.write_all(format_text("s:%" PRId64 " tel:%.4f\n", step, loss));
       metrics_.write_all(
@@ -169,7 +175,8 @@ class Logger {
     const char* terminal = getenv("TERM");
     if (!isatty(descriptor) || (terminal && strcmp(terminal, "dumb") == 0)) return 0;
     winsize size = {};
-    return ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+    // mpirun gives rank 0 a pseudo-terminal without a size, whatever its own output goes to: perhaps a file
+    return ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
   }
 
   void show_progress(const StepMetrics& m) {

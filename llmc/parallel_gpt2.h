@@ -90,6 +90,7 @@ class ParallelGPT2 {
   size_t forecast_bytes() const;
 
  private:
+  void allocate();
   ModelCost cost() const;
   Plan make_forward_plan(int micro_batches) const;
   StageRange stage_range(int stage) const;

@@ -3,6 +3,7 @@
 
 #include "llmc/element_hash.h"
 #include "llmc/parallel_gpt2.h"
+#include "llmc/together.h"
 
 namespace parallel_gpt2_detail {
 
@@ -45,25 +46,33 @@ inline ParallelGPT2::ParallelGPT2(const ParallelSettings& settings, const Grid& 
                                   Blas& blas, cudaStream_t stream)
     : settings_(settings), grid_(grid), control_(control), world_(world), blas_(blas), stream_(stream),
       table_(gpt2_parameter_table(settings.model)), buckets_(make_model_buckets(table_)) {
-  cuts_ = make_partition(settings.partition, grid.pipeline, cost());
-  layout_ = make_stage_layout(table_, stage_range(grid.stage()), grid.replicas);
-  train_plan_ = make_plan(make_schedule(settings.schedule, grid.pipeline, micro_batch_share().count), {stage_costs(cost(), cuts_)});
+  run_together(control_, [&] {
+    cuts_ = make_partition(settings.partition, grid.pipeline, cost());
+    layout_ = make_stage_layout(table_, stage_range(grid.stage()), grid.replicas);
+    train_plan_ = make_plan(make_schedule(settings.schedule, grid.pipeline, micro_batch_share().count), {stage_costs(cost(), cuts_)});
+  });
   if (world_) world_->open_links(parallel_gpt2_detail::all_links(grid));
   if (grid.replicas > 1) replicas_ = world_->split(grid.stage(), grid.replica(), "replicas");
+  run_together(control_, [&] { allocate(); });
+}
 
+// Everything that takes device memory, which may be too small on some of the ranks.
+inline void ParallelGPT2::allocate() {
+  const ParallelSettings& settings = settings_;
+  const Grid& grid = grid_;
   const StageRange range = layout_.range;
   const int most = std::max(1, std::max(micro_batch_share().count, settings.forward_micro_batches));
   const int slots = std::max(1, train_plan_.slots[grid.stage()]);
-  optimizer_ = std::make_unique<StageOptimizer>(ledger_, table_, layout_, settings.zero_stage, replicas_.get(), stream);
-  gradients_ = std::make_unique<GradientTree>(ledger_, layout_, micro_batch_share().count, settings.exact, stream);
+  optimizer_ = std::make_unique<StageOptimizer>(ledger_, table_, layout_, settings.zero_stage, replicas_.get(), stream_);
+  gradients_ = std::make_unique<GradientTree>(ledger_, layout_, micro_batch_share().count, settings.exact, stream_);
   workspace_ = std::make_unique<GPT2Workspace>(ledger_, settings_.model, settings.shape, range.head);
-  stage_ = std::make_unique<GPT2Stage>(GPT2StageSetup{settings_.model, table_, layout_, ledger_, blas, *workspace_,
-                                                      gradients_.get(), optimizer_->parameters(), settings.shape, slots, most, stream});
+  stage_ = std::make_unique<GPT2Stage>(GPT2StageSetup{settings_.model, table_, layout_, ledger_, blas_, *workspace_,
+                                                      gradients_.get(), optimizer_->parameters(), settings.shape, slots, most, stream_});
   std::vector<GPT2Stage*> stages(grid.pipeline, nullptr);
   std::vector<int> ranks;
   for (int s = 0; s < grid.pipeline; ++s) ranks.push_back(grid.rank_of(s, grid.replica()));
   stages[grid.stage()] = stage_.get();
-  pipeline_ = std::make_unique<Pipeline<GPT2Stage>>(stages, ranks, grid.stage(), world_, stream);
+  pipeline_ = std::make_unique<Pipeline<GPT2Stage>>(stages, ranks, grid.stage(), world_, stream_);
   if (grid.pipeline > 1 && (range.embedding || range.head)) {
     const Bucket* bucket = optimizer_->find_bucket(range.embedding ? "wte.weight" : "wte.head");
     tied_ = DeviceArray<float>("gradient exchange", optimizer_->reduced_range(*bucket).second, &ledger_);
@@ -153,6 +162,7 @@ inline void ParallelGPT2::add_losses(const std::vector<double>& sums, int total,
 }
 
 inline void ParallelGPT2::report_not_finite(double loss, const std::vector<double>& sums, int step) const {
+  if (std::isnan(loss)) loss = NAN;  // not "-nan"
   const char* remedy = "nothing was updated; resume from a checkpoint with a smaller --lr or another --seed";
   for (const ModelBucket& bucket : buckets_) {
     for (size_t block = 0; block < norm_blocks(bucket.elements); ++block) {

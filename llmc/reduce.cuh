@@ -6,8 +6,10 @@
 //   down a column   (gradients of weights) a warp owns kWarpColumns columns and walks down the rows in a fixed order:
 //                   one order of additions, whatever the number of threads
 // With kWarpSize 1 (CPU) each becomes a plain loop inside one thread, which the compiler vectorises: 2048 elements, a
-// row, or 64 columns. (It can vectorise the loop over threads, too, but the test i < n in front of every access then
-// needs masked loads: with AVX2 2 to 3 times slower for float, scalar for bf16. Measured on a Zen 3 core, g++ 12.)
+// row, or 64 columns. It vectorises the loop over threads, too (thread_outside in device.h), but not that of the longer
+// bf16 kernels: gelu_backward and adamw were 3 to 6 times slower that way (Zen 3, AVX2, g++ 12).
+// The loops that store floatX take their body as a lambda: g++ does not vectorise an `omp simd` loop in whose own text
+// a struct like __nv_bfloat16 is made (5 times slower).
 #pragma once
 
 #include "llmc/device.h"
@@ -42,6 +44,13 @@ __device__ inline void for_each_element(size_t n, const Body& body) {
     SIMD_LOOP
     for (size_t i = begin; i < end; i++) body(i);
   }
+}
+
+/// Calls body(i) for i = first, first + kStep, ... below end. Different i must not depend on each other.
+template <int kStep, class Body>
+__device__ inline void for_each_strided(int first, int end, const Body& body) {
+  SIMD_LOOP
+  for (int i = first; i < end; i += kStep) body(i);
 }
 
 /// Launch shape of a kernel with one warp per row.

@@ -55,7 +55,8 @@ inline std::vector<std::string> list_token_files(const std::string& pattern, Dat
     for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) files.push_back(found.gl_pathv[i]);
     globfree(&found);
     if (files.empty()) {
-      user_error("%s: no file matches %s; make token files with dev/data/prepare_text.py", option, pattern.c_str());
+      user_error("%s: no file matches %s; make token files with dev/data/get_text.sh or dev/data/prepare_text.py",
+                 option, pattern.c_str());
     }
   }
   std::sort(files.begin(), files.end());

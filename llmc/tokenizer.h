@@ -105,7 +105,8 @@ class Tokenizer {
   /// What generation starts from: the tokens of the prompt; for an empty prompt end-of-text, else a newline, else token
   /// 0.
   std::vector<int> prompt_tokens(const std::string& prompt) const {
-    if (!prompt.empty()) return encode(prompt);
+    const std::vector<int> tokens = encode(prompt);
+    if (!tokens.empty()) return tokens;
     if (end_of_text_ >= 0) return {end_of_text_};
     if (kind_ == Kind::kBytes) return {'\n'};
     return {0};

@@ -15,8 +15,8 @@
 #include "llmc/options.h"
 
 struct TrainOptions {
-  std::string train_data = "data/novels_train.bin";
-  std::string val_data = "data/novels_val.bin";
+  std::string train_data = "data/text";
+  std::string val_data = "data/text";
   std::string load;
   std::string out;
 
@@ -218,6 +218,8 @@ inline int64_t micro_batches_per_step(const TrainOptions& options) {
   return options.batch_tokens / (static_cast<int64_t>(options.micro_batch) * options.seq_len);
 }
 
+constexpr int kMaxMicroBatches = 65536;  // of a step, over all replicas: catches nonsense, nothing depends on it
+
 namespace train_option_rules {
 
 inline long long printable(int64_t value) { return static_cast<long long>(value); }
@@ -251,6 +253,12 @@ inline void check_layout(const TrainOptions& o, int ranks) {
   }
   const int replicas = ranks / o.pp;
   const int64_t micro_batches = o.batch_tokens / micro_batch_tokens;
+  if (micro_batches > kMaxMicroBatches) {
+    user_error("--batch-tokens %lld is %lld micro-batches, a step takes at most %d; use --batch-tokens %lld, or a larger "
+               "--micro-batch",
+               printable(o.batch_tokens), printable(micro_batches), kMaxMicroBatches,
+               printable(kMaxMicroBatches * micro_batch_tokens));
+  }
   if (o.batch_tokens != 0 && micro_batches < replicas) {
     user_error(
         "--batch-tokens %lld is %lld micro-batches, too few for %d replicas; use --batch-tokens %lld or more, "

@@ -36,8 +36,10 @@ class Trainer {
   void open_inputs();
   void build_model();
   void start_log();
+  void refuse_old_checkpoints() const;
   void restore_or_initialize();
   bool is_due(int64_t every, int64_t step) const { return every > 0 && (step % every == 0 || step == steps_); }
+  TokenBatch read_batch(TokenData& data, const SampleOrder& order, uint64_t position, uint64_t samples, const Share& share);
   void validate(int64_t step);
   void sample(int64_t step);
   void save(int64_t step);

@@ -48,7 +48,11 @@ inline void Trainer::open_inputs() {
 
 inline void Trainer::build_model() {
   device_ = std::make_unique<Device>(control_);
-  world_ = control_.size() > 1 ? make_communicator(control_, options_.comm) : nullptr;
+  if (control_.size() > 1) {
+    world_ = make_communicator(control_, options_.comm);
+  } else {
+    choose_backend(options_.comm, {this_device()}, nccl_ability());  // not used, but a wish that cannot be met is an error
+  }
   ParallelSettings settings;
   settings.model = config_;
   settings.shape = {options_.micro_batch, options_.seq_len};
@@ -73,12 +77,23 @@ inline CheckpointMeta Trainer::meta(int64_t step) const {
   return meta;
 }
 
+// A run that starts afresh beside the checkpoints of another would resume from those, not from its own.
+inline void Trainer::refuse_old_checkpoints() const {
+  if (options_.out.empty() || options_.resume || control_.rank() != 0) return;
+  const std::vector<CheckpointName> old = list_checkpoints(file("ckpt"));
+  if (old.empty()) return;
+  user_error("--out %s holds checkpoints of an earlier run, up to step %d; use --resume 1 to go on with it, another --out to "
+             "start afresh, or delete %s",
+             options_.out.c_str(), old.front().step, file("ckpt").c_str());
+}
+
 inline void Trainer::restore_or_initialize() {
   const uint64_t seed = static_cast<uint64_t>(options_.seed);
   bool restored = false;
   if (!options_.out.empty()) {
     checkpoints_ = std::make_unique<CheckpointStore>(file("ckpt"), control_, model_->table(), device_->compute());
   }
+  run_together(control_, [&] { refuse_old_checkpoints(); });
   if (options_.resume) {
     const std::optional<CheckpointMeta> found = checkpoints_->load_newest({&model_->optimizer()}, meta(0));
     if (found) {
@@ -131,5 +146,5 @@ inline void Trainer::print_layout() const {
     printf("memory      rank %d: %.1f MiB planned, %.1f MiB allocated\n", rank, forecast[rank] / 1048576.0, allocated[rank] / 1048576.0);
   }
   if (first_step_ > 0) printf("resumed     at step %lld\n", static_cast<long long>(first_step_));
-  fflush(stdout);
+  flush_standard_output();
 }

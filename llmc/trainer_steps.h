@@ -5,8 +5,9 @@
 
 inline void Trainer::run() {
   for (int64_t step = first_step_;; ++step) {
-    if (val_data_ && is_due(options_.val_every, step)) validate(step);
-    if (step > 0 && is_due(options_.sample_every, step)) sample(step);
+    const bool news = step == 0 || step > first_step_;  // a resumed run has said it all about the step it resumes from
+    if (news && val_data_ && is_due(options_.val_every, step)) validate(step);
+    if (news && step > 0 && is_due(options_.sample_every, step)) sample(step);
     if (step > first_step_ && is_due(options_.checkpoint_every, step)) save(step);
     if (step >= steps_) break;
     train(step);
@@ -16,7 +17,7 @@ inline void Trainer::run() {
   if (control_.rank() == 0) {
     printf("final step %lld loss %.9g norm %.9g params %016llx\n", static_cast<long long>(std::max(steps_, first_step_)),
            last_.loss, last_.norm, hash);
-    fflush(stdout);
+    flush_standard_output();
   }
 }
 
@@ -28,6 +29,16 @@ inline LearningRateSchedule Trainer::learning_rate() const {
   schedule.total_steps = std::max<int64_t>(1, steps_);
   schedule.final_fraction = options_.lr_final;
   return schedule;
+}
+
+// Files can turn out to be damaged or gone in the middle of a run, on one rank or on several: all stop with one message.
+inline TokenBatch Trainer::read_batch(TokenData& data, const SampleOrder& order, uint64_t position, uint64_t samples,
+                                      const Share& share) {
+  TokenBatch batch;
+  run_together(control_, [&] {
+    batch = load_batch(data, order, position, samples, share, {options_.micro_batch, options_.seq_len});
+  });
+  return batch;
 }
 
 // Optimizer step number step + 1.
@@ -43,8 +54,7 @@ inline void Trainer::train(int64_t step) {
   adamw.step = static_cast<int>(step + 1);
   adamw.seed = static_cast<uint64_t>(options_.seed);
   const uint64_t position = options_.overfit ? 0 : position_;
-  const TokenBatch batch = load_batch(*train_data_, order_, position, sequences_per_step(), model_->micro_batch_share(),
-                                      {options_.micro_batch, options_.seq_len});
+  const TokenBatch batch = read_batch(*train_data_, order_, position, sequences_per_step(), model_->micro_batch_share());
   last_ = model_->train_step(batch, adamw, options_.clip);
   device_->synchronize();
   position_ += sequences_per_step();
@@ -61,17 +71,17 @@ inline void Trainer::train(int64_t step) {
 // Mean loss per target over the first val_batches steps' worth of the validation data, in the order of the files, in runs of at
 // most kForwardMicroBatches micro-batches per replica. The sum is the same for every layout.
 inline void Trainer::validate(int64_t step) {
-  const BatchShape shape{options_.micro_batch, options_.seq_len};
   uint64_t samples = val_data_->samples();
-  if (options_.val_batches >= 0) samples = std::min(samples, static_cast<uint64_t>(options_.val_batches) * sequences_per_step());
-  const uint64_t B = static_cast<uint64_t>(shape.B), per_run = B * kForwardMicroBatches * grid_.replicas;
+  const uint64_t batches = static_cast<uint64_t>(options_.val_batches);  // -1: more than there can be
+  if (batches < samples / sequences_per_step()) samples = batches * sequences_per_step();
+  const uint64_t B = static_cast<uint64_t>(options_.micro_batch), per_run = B * kForwardMicroBatches * grid_.replicas;
   const SampleOrder in_order{val_data_->samples(), 0, false};
   LossSum sum;
   for (uint64_t first = 0; first < samples; first += per_run) {
     const uint64_t count = std::min(per_run, samples - first);
     const int micro_batches = static_cast<int>(ceil_div(count, B));
     const Share share = contiguous_share(micro_batches, grid_.replicas, grid_.replica());
-    model_->evaluate(load_batch(*val_data_, in_order, first, count, share, shape), share.first, micro_batches, &sum);
+    model_->evaluate(read_batch(*val_data_, in_order, first, count, share), share.first, micro_batches, &sum);
   }
   log_.validation(step, sum.mean());
 }

@@ -186,3 +186,8 @@ TEST(AdamW, RoundingIsKeyedByElement) {
   const Outputs shifted = round_equal_weights(n - 7, weight, 1, 1, 7);
   EXPECT_TRUE(same_bits(std::vector<float>(base[0].begin() + 7, base[0].end()), shifted[0]));
 }
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -6,16 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "dev/cuda/attention/reference.h"
 #include "test/kernel_test.h"
 
 namespace {
 
-struct Shape {
-  int B, T, NH, HS;
-  int C() const { return NH * HS; }
-  size_t elements() const { return static_cast<size_t>(B) * T * C(); }
-  std::string name() const { return format_text("B %d T %d NH %d HS %d", B, T, NH, HS); }
-};
+using Shape = AttentionShape;
 
 /// Every T with every head size; batch and number of heads vary along.
 std::vector<Shape> all_shapes() {
@@ -31,63 +27,6 @@ std::vector<Shape> all_shapes() {
   return shapes;
 }
 
-/// What attention computes, by the textbook: all probabilities of a row at once. Real = double is the truth, Real =
-/// float the plain program, which like the kernel keeps `out` as floatX and takes delta from that.
-template <class Real>
-struct Reference {
-  std::vector<Real> out, lse, dqkv;
-
-  Reference(const Shape& s, const std::vector<Real>& qkv, const std::vector<Real>& dout)
-      : out(s.elements()), lse(static_cast<size_t>(s.B) * s.NH * s.T), dqkv(3 * s.elements(), Real{0}) {
-    for (int b = 0; b < s.B; b++) {
-      for (int h = 0; h < s.NH; h++) {
-        for (int i = 0; i < s.T; i++) one_query(s, qkv, dout, b, h, i);
-      }
-    }
-  }
-
- private:
-  void one_query(const Shape& s, const std::vector<Real>& qkv, const std::vector<Real>& dout, int b, int h, int i) {
-    const int C = s.C();
-    const auto packed = [&](int t, int part) {
-      return (static_cast<size_t>(b) * s.T + t) * 3 * C + part * C + h * s.HS;
-    };
-    const size_t plain = (static_cast<size_t>(b) * s.T + i) * C + h * s.HS;
-    const Real scale = Real{1} / std::sqrt(static_cast<Real>(s.HS));
-    const Real* q = &qkv[packed(i, 0)];
-    std::vector<Real> p(i + 1);
-    Real largest = -INFINITY, sum = 0;
-    for (int j = 0; j <= i; j++) {
-      Real score = 0;
-      for (int d = 0; d < s.HS; d++) score += q[d] * qkv[packed(j, 1) + d];
-      p[j] = scale * score;
-      largest = std::max(largest, p[j]);
-    }
-    for (Real& value : p) sum += value = std::exp(value - largest);
-    for (Real& value : p) value /= sum;
-    lse[(static_cast<size_t>(b) * s.NH + h) * s.T + i] = largest + std::log(sum);
-    Real delta = 0;
-    for (int d = 0; d < s.HS; d++) {
-      Real total = 0;
-      for (int j = 0; j <= i; j++) total += p[j] * qkv[packed(j, 2) + d];
-      out[plain + d] = total;
-      delta += dout[plain + d] * stored(total);
-    }
-    for (int j = 0; j <= i; j++) {
-      Real dp = 0;
-      for (int d = 0; d < s.HS; d++) dp += dout[plain + d] * qkv[packed(j, 2) + d];
-      const Real ds = scale * p[j] * (dp - delta);
-      for (int d = 0; d < s.HS; d++) {
-        dqkv[packed(i, 0) + d] += ds * qkv[packed(j, 1) + d];
-        dqkv[packed(j, 1) + d] += ds * q[d];
-        dqkv[packed(j, 2) + d] += p[j] * dout[plain + d];
-      }
-    }
-  }
-  static double stored(double value) { return value; }
-  static float stored(float value) { return static_cast<float>(static_cast<floatX>(value)); }
-};
-
 struct Inputs {
   std::vector<floatX> qkv, dout;
   explicit Inputs(const Shape& s, double scale = 1.0)
@@ -96,8 +35,9 @@ struct Inputs {
 };
 
 template <class Real>
-Reference<Real> reference(const Shape& s, const Inputs& inputs) {
-  return Reference<Real>(s, convert<Real>(convert<float>(inputs.qkv)), convert<Real>(convert<float>(inputs.dout)));
+AttentionReference<Real> reference(const Shape& s, const Inputs& inputs) {
+  return AttentionReference<Real>(s, convert<Real>(convert<float>(inputs.qkv)),
+                                  convert<Real>(convert<float>(inputs.dout)));
 }
 
 /// What the kernels return, read back.
@@ -109,7 +49,7 @@ struct Results {
 Results run(cudaStream_t stream, const Shape& s, const Inputs& inputs) {
   TestArray<floatX> qkv(stream, inputs.qkv), dout(stream, inputs.dout);
   TestArray<floatX> out(stream, s.elements()), dqkv(stream, 3 * s.elements());
-  TestArray<float> lse(stream, static_cast<size_t>(s.B) * s.NH * s.T);
+  TestArray<float> lse(stream, s.rows());
   TestArray<float> scratch(stream, attention_backward_scratch_floats(s.B, s.T, s.C(), s.NH));
   attention_forward(out.data(), lse.data(), qkv.data(), s.B, s.T, s.C(), s.NH, stream);
   AttentionBackward backward = {};
@@ -146,12 +86,12 @@ TEST(Attention, ReferenceGradientEqualsDifferences) {
   std::vector<double> qkv = convert<double>(convert<float>(inputs.qkv));
   const std::vector<double> dout = convert<double>(convert<float>(inputs.dout));
   const auto loss = [&] {
-    const Reference<double> r(s, qkv, dout);
+    const AttentionReference<double> r(s, qkv, dout);
     double sum = 0;
     for (size_t i = 0; i < r.out.size(); i++) sum += r.out[i] * dout[i];
     return sum;
   };
-  const Reference<double> r(s, qkv, dout);
+  const AttentionReference<double> r(s, qkv, dout);
   for (size_t i = 0; i < qkv.size(); i++) {
     const double step = 1e-5, value = qkv[i];
     qkv[i] = value + step;

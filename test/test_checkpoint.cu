@@ -32,6 +32,9 @@ struct SavedRun {
 
   void save(int step) {
     stages.fill(step);
+    write(step);
+  }
+  void write(int step) {
     CheckpointMeta saved = meta;
     saved.step = step;
     store.save(saved, stages.optimizers());
@@ -396,14 +399,15 @@ TEST(CheckpointFailure, UnwritableFolder) {
 
 namespace {
 
-// Writes checkpoints for ever: new steps, and each step a second time (replacement). A byte on `fd` says it has begun.
+// Writes checkpoints for ever: new steps, and each step a second time (replacement). A byte on `fd` before each.
 [[noreturn]] void save_loop(const std::string& folder, int fd) {
   SavedRun run(folder);
   const std::optional<CheckpointMeta> last = run.load();
   bool again = false;
   for (int step = last ? last->step : 1;; step += again, again = !again) {
+    run.stages.fill(step);
     if (write(fd, "x", 1) != 1) _exit(3);
-    run.save(step);
+    run.write(step);
     run.store.prune(2, 0);
   }
 }
@@ -418,10 +422,24 @@ pid_t start_save_loop(const std::string& folder, int fd) {
 
 }  // namespace
 
+namespace {
+
+double seconds_of_a_save() {
+  const TemporaryFolder folder;
+  SavedRun run(folder.path());
+  run.save(1);
+  const Clock::time_point start = Clock::now();
+  run.write(1);
+  return seconds_since(start);
+}
+
+}  // namespace
+
 // kill -9 at random moments of saving, replacing and deleting: every name is a whole checkpoint, none is lost.
 TEST(CheckpointFailure, KilledAtAnyMoment) {
   const TemporaryFolder folder;
   const std::string checkpoints = folder / "ckpt";
+  const double save_s = seconds_of_a_save();
   int newest = 0, unfinished = 0;
   for (uint64_t round = 0; round < 16; ++round) {
     int ends[2];
@@ -431,7 +449,7 @@ TEST(CheckpointFailure, KilledAtAnyMoment) {
     char byte;
     const int saves = 1 + static_cast<int>(round % 4);  // killed within the 1st .. 4th save
     for (int i = 0; i < saves; ++i) ASSERT_EQ(read(ends[0], &byte, 1), 1);
-    std::this_thread::sleep_for(std::chrono::microseconds(random_u32x4(1, 2, round).x % 8000));
+    std::this_thread::sleep_for(std::chrono::duration<double>(random_uniform(1, 2, round) * 1.2 * save_s));
     kill(child, SIGKILL);
     int status;
     ASSERT_EQ(waitpid(child, &status, 0), child);

@@ -135,3 +135,8 @@ TEST(Classifier, IndexBeyond31Bits) {
   munmap(memory, bytes);
   for (int n = 0; n < N; n++) EXPECT_NEAR(result[n], std::log1p(std::exp(-n)), 1e-6);
 }
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -131,3 +131,8 @@ TEST(Embedding, BackwardPosition) {
     check_scatter("dwpe ", s, start, outputs[0], dout, [&](size_t n) { return n % s.T; });
   }
 }
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

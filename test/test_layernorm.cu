@@ -262,3 +262,8 @@ TEST(Layernorm, NoRows) {
     EXPECT_EQ(outputs[2], accumulate ? data.dbias : zero);
   }
 }
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

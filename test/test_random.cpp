@@ -134,3 +134,8 @@ TEST(StochasticRounding, FixedPoints) {
     EXPECT_TRUE(std::isnan(stochastic_round_bf16(float_from_bits(0x7f800001u), random)));
   }
 }
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

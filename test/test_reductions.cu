@@ -123,3 +123,8 @@ TEST(Reductions, TreeSumEqualsRecursiveHalving) {
     EXPECT_TRUE(same_bits(tree, parts[0])) << "count " << count;
   }
 }
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -124,8 +124,9 @@ TEST(TokenShards, Patterns) {
   EXPECT_EQ(names(folder.path(), DataSplit::kValidation), "a_val.bin ");
   EXPECT_EQ(names(folder / "b_*.bin", DataSplit::kTrain), "b_train_0.bin b_train_1.bin ");
   EXPECT_EQ(names(folder / "odd[1].bin", DataSplit::kTrain), "odd[1].bin ");
-  EXPECT_EQ(open_error(folder / "none*.bin"), "--train-data: no file matches " + folder / "none*.bin" +
-                                                  "; make token files with dev/data/prepare_text.py");
+  EXPECT_EQ(open_error(folder / "none*.bin"),
+            "--train-data: no file matches " + folder / "none*.bin" +
+                "; make token files with dev/data/get_text.sh or dev/data/prepare_text.py");
   EXPECT_TRUE(contains(user_error_text([&] { list_token_files(folder / "none", DataSplit::kValidation); }),
                        "--val-data: no file matches"));
   make_folders(folder / "empty");

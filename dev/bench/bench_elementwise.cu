@@ -20,7 +20,7 @@
 
 namespace {
 
-__device__ __forceinline__ void adamw_element(float* parameter, float* m, float* v, float gradient, size_t i) {
+__host__ __device__ __forceinline__ void adamw_element(float* parameter, float* m, float* v, float gradient, size_t i) {
   const float first = 0.9f * m[i] + 0.1f * gradient;
   const float second = 0.95f * v[i] + 0.05f * gradient * gradient;
   m[i] = first;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void adamw_element(float* parameter, float* m, float*
   parameter[i] -= 3e-4f * (first * 1.1f / (sqrtf(second * 1.05f) + 1e-8f) + 0.1f * parameter[i]);
 }
 
-__device__ __forceinline__ float gelu_element(float x) {
+__host__ __device__ __forceinline__ float gelu_element(float x) {
   return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
 }
 

@@ -2,9 +2,11 @@
 # get_text.sh -- text to train on, as byte-level token files.
 #
 #   dev/data/get_text.sh                 two public-domain novels (Moby Dick, The Adventures of Sherlock Holmes; 1.8 MB)
-#                                        from two Debian/Ubuntu packages -> data/novels_train.bin data/novels_val.bin
-#   dev/data/get_text.sh FILE...         your own text files            -> data/NAME_train.bin data/NAME_val.bin
+#                                        from two Debian/Ubuntu packages
+#   dev/data/get_text.sh FILE...         your own text files
 #
+# Writes data/text/text_train.bin and data/text/text_val.bin (the last tenth of each text), where train_gpt2 looks when
+# no --train-data is given; another choice of text replaces them.
 # Does nothing that is already done, so it can be run again. The packages are unpacked, not installed, and need no root.
 # For GPT-2 tokens, other splits and many shards: dev/data/prepare_text.py.
 set -euo pipefail
@@ -17,14 +19,19 @@ esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 command -v python3 >/dev/null || fail "python3 is missing; install it (apt-get install python3)"
 
-prepare() {  # PREFIX FILE...: token files, unless they are newer than the text
-  local prefix=$1 file; shift
-  local fresh=1
-  for file in "$@"; do
-    [[ $prefix"_train.bin" -nt $file && $prefix"_val.bin" -nt $file ]] || fresh=0
-  done
-  if [[ $fresh = 1 ]]; then echo "${prefix}_train.bin and ${prefix}_val.bin are there"; return; fi
-  python3 dev/data/prepare_text.py --out "$prefix" "$@"
+out=data/text
+prepare() {  # FILE...: token files, unless they were made from the same files and are newer
+  local file done=1
+  [[ -f $out/sources && $(<"$out/sources") = "$*" ]] || done=0
+  for file in "$@"; do [[ $out/text_val.bin -nt $file ]] || done=0; done
+  if [[ $done = 1 ]]; then
+    echo "$out/text_train.bin and $out/text_val.bin are there"
+    return
+  fi
+  mkdir -p "$out"
+  rm -f "$out/sources"
+  python3 dev/data/prepare_text.py --out "$out/text" "$@"
+  echo "$*" >"$out/sources"
 }
 
 if [[ $# -gt 0 ]]; then
@@ -34,8 +41,7 @@ if [[ $# -gt 0 ]]; then
     [[ -f $file ]] || fail "no file $file"
     files+=("$file")
   done
-  name=$(basename "$1"); name=${name%.*}
-  prepare "data/$name" "${files[@]}"
+  prepare "${files[@]}"
   exit 0
 fi
 
@@ -51,7 +57,7 @@ extract_book() {  # SOURCE TARGET
   mv "$2.tmp" "$2"
 }
 
-books=(data/novels/moby_dick.txt data/novels/sherlock_holmes.txt)
+books=("$out/moby_dick.txt" "$out/sherlock_holmes.txt")
 if [[ ! -s ${books[0]} || ! -s ${books[1]} ]]; then
   command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
     fail "the novels come from Debian or Ubuntu packages, and apt-get is not here; $own_text"
@@ -67,10 +73,10 @@ if [[ ! -s ${books[0]} || ! -s ${books[1]} ]]; then
     }
   fi
   for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/x"; done
-  mkdir -p data/novels
+  mkdir -p "$out"
   source=$work/x/usr/share/gocode/src/github.com
   extract_book "$source/colinmarc/hdfs/testdata/mobydick.txt" "${books[0]}"
   extract_book "$source/jdkato/prose/testdata/sherlock.txt" "${books[1]}"
   wc -c "${books[@]}"
 fi
-prepare data/novels "${books[@]}"
+prepare "${books[@]}"

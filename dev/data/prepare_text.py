@@ -168,7 +168,7 @@ def parse_arguments():
     parser.add_argument("text", nargs="+", help="text files")
     parser.add_argument("--out", metavar="PREFIX", help="files start with it (default: data/NAME of the first text)")
     parser.add_argument("--bpe", metavar="VOCAB.BPE", help="GPT-2 tokens by this merge list instead of bytes")
-    parser.add_argument("--val-fraction", type=float, default=0.1, help="part of each text to validate on (default 0.1)")
+    parser.add_argument("--val-fraction", type=float, default=0.1, help="part of each text for validation (0.1)")
     parser.add_argument("--val-first", type=int, metavar="N", help="instead: the first N tokens of all files")
     parser.add_argument("--documents", choices=("none", "files", "sections"),
                         help="--bpe: end-of-text before each file (default) or each section after a blank line")

@@ -103,6 +103,7 @@ class Task {
  public:
   virtual ~Task() = default;
   virtual void run(cudaStream_t stream) = 0;
+  virtual void counted() {}  // after the task has been counted as complete
   Task* next = nullptr;
 };
 
@@ -185,8 +186,9 @@ inline void run_task(cudaStream_t stream, Task* task) {
   order_acquire(task);
   if (settings().stream_delay) random_delay(stream);
   task->run(stream);
-  delete task;
   stream->completed.fetch_add(1, std::memory_order_release);
+  task->counted();
+  delete task;
 }
 
 LLMC_NO_TSAN inline Task* task_after(const Task* task) { return task->next; }
@@ -265,10 +267,21 @@ inline void enqueue_host(cudaStream_t stream, Function function) {
   append(stream, new FunctionTask<Function>(std::move(function), false));
 }
 
+/// Completes a record, when it is itself counted: after a synchronisation cudaStreamQuery says "done".
+class RecordTask : public Task {
+ public:
+  explicit RecordTask(std::shared_ptr<Record> record) : record_(std::move(record)) {}
+  void run(cudaStream_t) override {}
+  void counted() override { record_->complete(); }
+
+ private:
+  std::shared_ptr<Record> record_;
+};
+
 /// Queues the completion of a new record. cudaStreamWaitEvent and every synchronisation are built from it.
 inline std::shared_ptr<Record> append_record(cudaStream_t stream) {
   auto record = std::make_shared<Record>();
-  enqueue_host(stream, [record] { record->complete(); });
+  append(stream, new RecordTask(record));
   return record;
 }
 
