@@ -3,8 +3,8 @@
 //   make train_gpt2 && ./train_gpt2 --train-data data/train.bin --val-data data/val.bin
 //   mpirun -np 4 ./train_gpt2 --pp 2 ...         2 stages x 2 replicas, equal to one device bit for bit
 //
-// Here: start, options, the end. The steps are in llmc/trainer.h, the model in llmc/gpt2_stage.h, the schedule in llmc/schedule.h,
-// one optimizer step over all ranks in llmc/parallel_gpt2_steps.h.
+// Here: start, options, the end. The steps are in llmc/trainer.h, the model in llmc/gpt2_stage.h, the schedule in
+// llmc/schedule.h, one optimizer step over all ranks in llmc/parallel_gpt2_steps.h.
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -52,8 +52,9 @@ int main(int argc, char** argv) {
     } catch (const Error& error) {
       return report(error, control);
     } catch (const std::bad_alloc&) {
-      return report(Error(ErrorKind::kEnvironment, "out of host memory; use a smaller model or fewer ranks on this machine"),
-                    control);
+      return report(
+          Error(ErrorKind::kEnvironment, "out of host memory; use a smaller model or fewer ranks on this machine"),
+          control);
     } catch (const std::exception& error) {  // threads, file systems
       return report(Error(ErrorKind::kEnvironment, error.what()), control);
     }

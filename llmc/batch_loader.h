@@ -7,11 +7,12 @@
 #include "llmc/shuffle.h"
 #include "llmc/token_shards.h"
 
-/// Reads micro-batches [share.first, share.first + share.count) of the run of `samples` samples that starts at global position
-/// `position`; micro-batch j holds positions position + j B ... Rows beyond `samples` (a short last micro-batch) get token 0 and
-/// target -1, which counts for nothing. The same positions give the same tokens whoever asks.
-inline TokenBatch load_batch(TokenData& data, const SampleOrder& order, uint64_t position, uint64_t samples, const Share& share,
-                             const BatchShape& shape) {
+/// Reads micro-batches [share.first, share.first + share.count) of the run of `samples` samples that starts at global
+/// position `position`; micro-batch j holds positions position + j B ... Rows beyond `samples` (a short last
+/// micro-batch) get token 0 and target -1, which counts for nothing. The same positions give the same tokens whoever
+/// asks.
+inline TokenBatch load_batch(TokenData& data, const SampleOrder& order, uint64_t position, uint64_t samples,
+                             const Share& share, const BatchShape& shape) {
   TokenBatch batch;
   batch.micro_batches = share.count;
   batch.inputs.assign(static_cast<size_t>(share.count) * shape.rows(), 0);

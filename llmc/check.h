@@ -4,9 +4,9 @@
 //   environment error  the machine said no (CUDA, cuBLAS, MPI, NCCL, disk)   `error: ...` in one line   exit code 1
 //   programmer error   a broken promise inside the code                      assert, on in every build
 //
-// Errors are thrown as `Error` and caught once, in main. An error that every rank throws at the same point (together.h) ends all
-// ranks in good order and is printed once; any other ends the job at once, since the other ranks wait for this one.
-// Messages name the value and the remedy: "--micro-batch 6 does not divide --batch 64; use 8 or 4".
+// Errors are thrown as `Error` and caught once, in main. An error that every rank throws at the same point (together.h)
+// ends all ranks in good order and is printed once; any other ends the job at once, since the other ranks wait for this
+// one. Messages name the value and the remedy: "--micro-batch 6 does not divide --batch 64; use 8 or 4".
 #pragma once
 
 #include <cassert>
@@ -83,12 +83,12 @@ __attribute__((format(printf, 1, 2))) inline std::string format_text(const char*
 
 /// Library calls: on failure an environment error with the call's text, its place and the library's own words.
 /// `describe(status)` gives those words; `success` is the library's value for "no error".
-#define LIBRARY_CHECK(expression, success, describe)                                                               \
-  do {                                                                                                             \
-    const auto status_ = (expression);                                                                             \
-    if (status_ != (success)) {                                                                                    \
-      environment_error("%s failed: %s (%s:%d)", #expression, describe(status_), __FILE__, __LINE__);               \
-    }                                                                                                              \
+#define LIBRARY_CHECK(expression, success, describe)                                                  \
+  do {                                                                                                \
+    const auto status_ = (expression);                                                                \
+    if (status_ != (success)) {                                                                       \
+      environment_error("%s failed: %s (%s:%d)", #expression, describe(status_), __FILE__, __LINE__); \
+    }                                                                                                 \
   } while (0)
 
 #define CUDA_CHECK(expression) LIBRARY_CHECK(expression, cudaSuccess, cudaGetErrorString)

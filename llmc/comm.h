@@ -80,6 +80,7 @@ class Communicator {
   /// data (bytes) = that of `root`. All ranks together send (size - 1) * bytes bytes.
   virtual Ticket broadcast(void* data, size_t bytes, int root, cudaStream_t after) = 0;
 
+  /// The next three take tickets of this communicator, of its splits, or of the one it was split from.
   /// Work issued to `stream` from now on comes after the operation. May block the host (MPI) or not (NCCL).
   virtual void wait(const Ticket& ticket, cudaStream_t stream) = 0;
   /// Whether the operation is finished: its buffers may be used by anything.

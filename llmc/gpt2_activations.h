@@ -2,13 +2,14 @@
 //
 // A slot holds everything that one micro-batch leaves behind between its forward and its backward pass on a stage:
 //   input x (B,T,C), then per block ln1 qkv attention residual ln2 fc gelu output and the row statistics.
-// The backward pass needs no further memory per micro-batch, because every gradient that must live on is written over an
-// activation that has just died:
+// The backward pass needs no further memory per micro-batch, because every gradient that must live on is written over
+// an activation that has just died:
 //   d(output) over output, d(fc) over fc, d(residual) over residual, d(qkv) over qkv, d(input) over input.
-// So a stage's output gradient is received into the slot's output, its input gradient is sent from the slot's input, and a slot
-// has the same size whether the input and weight gradients run together or apart.
+// So a stage's output gradient is received into the slot's output, its input gradient is sent from the slot's input,
+// and a slot has the same size whether the input and weight gradients run together or apart.
 //
-// Elements of floatX per token: C + blocks * 16 C; floats per token: blocks * (4 + NH). GPT-2 124M, B=4 T=256, fp32: 579 MiB.
+// Elements of floatX per token: C + blocks * 16 C; floats per token: blocks * (4 + NH). GPT-2 124M, B=4 T=256, fp32:
+// 579 MiB.
 #pragma once
 
 #include <vector>
@@ -71,8 +72,16 @@ inline ActivationSlot carve_slot(SlotMemory& memory, const GPT2Config& config, i
   const size_t rows = shape.rows(), BTC = rows * config.channels;
   floatX* values = memory.values.data();
   float* statistics = memory.statistics.data();
-  auto take = [&](size_t n) { floatX* p = values; values += n; return p; };
-  auto take_statistic = [&](size_t n) { float* p = statistics; statistics += n; return p; };
+  auto take = [&](size_t n) {
+    floatX* p = values;
+    values += n;
+    return p;
+  };
+  auto take_statistic = [&](size_t n) {
+    float* p = statistics;
+    statistics += n;
+    return p;
+  };
   ActivationSlot slot;
   slot.input = slot.output = take(BTC);
   for (int l = 0; l < blocks; ++l) {

@@ -4,10 +4,10 @@
 //   residual = x + (attention Wproj^T + b)              ln2 = LN(residual)
 //   fc = ln2 Wfc^T + b       gelu = GELU(fc)            output = residual + (gelu Wfcproj^T + b)
 //
-// The backward pass has two halves that may run at different times (zero-bubble schedules): the input gradient, which also makes
-// the gradients of layernorms and biases, and the weight gradient of the four matrices. The first leaves the gradients that the
-// second needs in the slot, each over an activation that has died (see gpt2_activations.h).
-// Matrix FLOPs per token: forward 24 C^2 (+ attention 2 T C causal), input gradient and weight gradient the same again each.
+// The backward pass has two halves that may run at different times (zero-bubble schedules): the input gradient, which
+// also makes the gradients of layernorms and biases, and the weight gradient of the four matrices. The first leaves the
+// gradients that the second needs in the slot, each over an activation that has died (see gpt2_activations.h). Matrix
+// FLOPs per token: forward 24 C^2 (+ attention 2 T C causal), input gradient and weight gradient the same again each.
 // Source: Radford et al. 2019; layer order and shapes as in llm.c.
 #pragma once
 
@@ -82,13 +82,13 @@ inline void block_backward_input(const BlockCall& call, const BlockActivations& 
   // attention
   matmul_backward_bias(d.attprojb, scratch.floats, a.residual, N, C, accumulate, stream);
   matmul_backward_input(call.blas, scratch.narrow, a.residual, w.attprojw, N, C, C, stream);
-  attention_backward({scratch.wide, scratch.floats, scratch.narrow, a.qkv, a.attention, a.lse, B, T, C, call.config.heads},
-                     stream);
+  attention_backward(
+      {scratch.wide, scratch.floats, scratch.narrow, a.qkv, a.attention, a.lse, B, T, C, call.config.heads}, stream);
   CUDA_CHECK(cudaMemcpyAsync(a.qkv, scratch.wide, 3 * NC * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
   matmul_backward_bias(d.qkvb, scratch.floats, a.qkv, N, 3 * C, accumulate, stream);
   matmul_backward_input(call.blas, scratch.narrow, a.qkv, w.qkvw, N, C, 3 * C, stream);
-  layernorm_backward({x, d.ln1w, d.ln1b, scratch.floats, scratch.narrow, x, w.ln1w, a.ln1_mean, a.ln1_rstd, a.residual, N,
-                      C, accumulate},
+  layernorm_backward({x, d.ln1w, d.ln1b, scratch.floats, scratch.narrow, x, w.ln1w, a.ln1_mean, a.ln1_rstd, a.residual,
+                      N, C, accumulate},
                      stream);
 }
 

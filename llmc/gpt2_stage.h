@@ -1,13 +1,13 @@
 // gpt2_stage.h -- a pipeline stage of GPT-2: maybe the token embedding, a run of blocks, maybe the loss head.
 //
 // The whole model on one device is one stage with everything. The pipeline executor calls forward, backward_input and
-// backward_weight with a slot (activation memory) and a micro-batch number; input(slot) and output(slot) are what travels
-// between stages. The loss head is the tail of the last stage's forward pass:
-//   hidden = LN(y), logits = hidden wte^T, losses, d(logits), d(wte.head) += d(logits)^T hidden, d(hidden) = d(logits) wte,
-//   d(y) over y
-// so that afterwards the last stage looks like any other whose output gradient has arrived. Logits exist for a chunk of rows only
-// (kLogitsChunkElements), never for the whole micro-batch: B=4 T=256 V=50304 would be 206 MB.
-// All gradients are of the SUM of the losses; they are divided once, after reduction, by the number of targets of the step.
+// backward_weight with a slot (activation memory) and a micro-batch number; input(slot) and output(slot) are what
+// travels between stages. The loss head is the tail of the last stage's forward pass:
+//   hidden = LN(y), logits = hidden wte^T, losses, d(logits), d(wte.head) += d(logits)^T hidden, d(hidden) = d(logits)
+//   wte, d(y) over y
+// so that afterwards the last stage looks like any other whose output gradient has arrived. Logits exist for a chunk of
+// rows only (kLogitsChunkElements), never for the whole micro-batch: B=4 T=256 V=50304 would be 206 MB. All gradients
+// are of the SUM of the losses; they are divided once, after reduction, by the number of targets of the step.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 #include "llmc/gpt2_block.h"
 #include "llmc/gradient_tree.h"
 
-/// Logits that are alive at once. On the CPU device 64 MiB in fp32: more would not be faster there, and a micro-batch of 1024
-/// tokens would otherwise need 200 MiB. A GPU wants whole waves of tiles: 5336 rows of GPT-2's vocabulary.
+/// Logits that are alive at once. On the CPU device 64 MiB in fp32: more would not be faster there, and a micro-batch
+/// of 1024 tokens would otherwise need 200 MiB. A GPU wants whole waves of tiles: 5336 rows of GPT-2's vocabulary.
 constexpr size_t kLogitsChunkElements = kIsCpuDevice ? size_t{1} << 24 : size_t{1} << 28;
 
 /// Rows of logits that are alive at once. A function of the model only, so that every layout adds in the same order.
@@ -69,7 +69,7 @@ struct GPT2StageSetup {
   const floatX* parameters;  // flat buffer of `layout`
   BatchShape shape;          // largest micro-batch
   int slots;
-  int micro_batches;         // most micro-batches of one run: token and loss buffers
+  int micro_batches;  // most micro-batches of one run: token and loss buffers
   cudaStream_t stream;
 };
 
@@ -82,8 +82,11 @@ class GPT2Stage {
         staging_(needs_tokens() ? token_ints() * setup.micro_batches : 0),
         losses_("losses", range().head ? static_cast<size_t>(shape_.rows()) * setup.micro_batches : 0, &setup.ledger) {
     for (int i = 0; i < setup.slots; ++i) {
-      memory_.push_back({DeviceArray<floatX>("activations", slot_value_elements(setup.config, range().blocks(), shape_), &setup.ledger),
-                         DeviceArray<float>("activations", slot_statistic_elements(setup.config, range().blocks(), shape_), &setup.ledger)});
+      memory_.push_back(
+          {DeviceArray<floatX>("activations", slot_value_elements(setup.config, range().blocks(), shape_),
+                               &setup.ledger),
+           DeviceArray<float>("activations", slot_statistic_elements(setup.config, range().blocks(), shape_),
+                              &setup.ledger)});
       slots_.push_back(carve_slot(memory_.back(), setup.config, range().blocks(), shape_));
     }
   }
@@ -100,8 +103,8 @@ class GPT2Stage {
     shape_ = shape;
   }
 
-  /// Copies the tokens of a micro-batch, (B,T) each, to the device; -1 in `targets` = not counted. The host arrays may be reused
-  /// at once; nothing of the previous run may still be in flight.
+  /// Copies the tokens of a micro-batch, (B,T) each, to the device; -1 in `targets` = not counted. The host arrays may
+  /// be reused at once; nothing of the previous run may still be in flight.
   void load_tokens(int micro_batch, const int* inputs, const int* targets) {
     assert(micro_batch < s_.micro_batches && "load_tokens: more micro-batches than the stage has buffers for");
     if (!needs_tokens()) return;
@@ -110,15 +113,17 @@ class GPT2Stage {
     std::copy(inputs, inputs + rows, host);
     std::copy(targets, targets + rows, host + rows);
     if (range().embedding) order_[micro_batch_slot(micro_batch)] = write_order(inputs, rows, host + 2 * rows);
-    CUDA_CHECK(cudaMemcpyAsync(device_tokens(micro_batch), host, token_ints() * sizeof(int), cudaMemcpyHostToDevice, s_.stream));
+    CUDA_CHECK(cudaMemcpyAsync(device_tokens(micro_batch), host, token_ints() * sizeof(int), cudaMemcpyHostToDevice,
+                               s_.stream));
   }
 
-  /// Forward pass of a micro-batch whose input is in the slot (first stage: made here from the tokens). On the last stage also
-  /// the losses, and with `train` everything up to d(output).
+  /// Forward pass of a micro-batch whose input is in the slot (first stage: made here from the tokens). On the last
+  /// stage also the losses, and with `train` everything up to d(output).
   void forward(int slot, int micro_batch, bool train) {
     const ActivationSlot& a = slots_[slot];
     if (range().embedding) {
-      embedding_forward(a.input, device_tokens(micro_batch), parameter(0), parameter(1), shape_.B, shape_.T, s_.config.channels, s_.stream);
+      embedding_forward(a.input, device_tokens(micro_batch), parameter(0), parameter(1), shape_.B, shape_.T,
+                        s_.config.channels, s_.stream);
     }
     const floatX* x = a.input;
     for (int l = 0; l < range().blocks(); ++l) {
@@ -128,8 +133,8 @@ class GPT2Stage {
     if (range().head) loss_head(a.output, micro_batch, train);
   }
 
-  /// output(slot) holds d(output); afterwards input(slot) holds d(input). First stage: adds to the embedding gradients instead of
-  /// leaving something to send.
+  /// output(slot) holds d(output); afterwards input(slot) holds d(input). First stage: adds to the embedding gradients
+  /// instead of leaving something to send.
   void backward_input(int slot, int micro_batch) {
     const ActivationSlot& a = slots_[slot];
     float* base = s_.gradients->leaf(GradientPhase::kInputGradient);
@@ -140,8 +145,10 @@ class GPT2Stage {
     }
     if (range().embedding) {
       const int C = s_.config.channels;
-      embedding_backward_token(gradient(base, 0), a.input, device_order(micro_batch), s_.config.padded_vocab, C, accumulate, s_.stream);
-      embedding_backward_position(gradient(base, 1), a.input, shape_.B, shape_.T, C, s_.config.max_seq_len, accumulate, s_.stream);
+      embedding_backward_token(gradient(base, 0), a.input, device_order(micro_batch), s_.config.padded_vocab, C,
+                               accumulate, s_.stream);
+      embedding_backward_position(gradient(base, 1), a.input, shape_.B, shape_.T, C, s_.config.max_seq_len, accumulate,
+                                  s_.stream);
     }
     s_.gradients->finish_leaf(GradientPhase::kInputGradient, s_.stream);
   }
@@ -158,7 +165,9 @@ class GPT2Stage {
   }
 
   /// Per-token losses (B,T) of a micro-batch, device memory of the last stage.
-  const float* losses(int micro_batch) const { return losses_.data() + static_cast<size_t>(s_.shape.rows()) * micro_batch; }
+  const float* losses(int micro_batch) const {
+    return losses_.data() + static_cast<size_t>(s_.shape.rows()) * micro_batch;
+  }
 
   /// Logits (Vp) of one row of the slot's output, after forward on the last stage; overwrites scratch. Device memory.
   const floatX* row_logits(int slot, int row) {
@@ -167,7 +176,8 @@ class GPT2Stage {
     float* statistics = s_.workspace.statistics();
     const floatX* y = slots_[slot].output + static_cast<size_t>(row) * C;
     layernorm_forward(hidden, statistics, statistics + 1, y, final_weight(), final_bias(), 1, C, s_.stream);
-    matmul_forward(s_.blas, s_.workspace.logits(), hidden, head_weight(), nullptr, 1, C, s_.config.padded_vocab, s_.stream);
+    matmul_forward(s_.blas, s_.workspace.logits(), hidden, head_weight(), nullptr, 1, C, s_.config.padded_vocab,
+                   s_.stream);
     return s_.workspace.logits();
   }
 
@@ -206,7 +216,7 @@ class GPT2Stage {
   template <class T, class Pointer>
   BlockTensors<T> block_tensors(int local_block, Pointer at) const {
     const int first = 2 + 12 * (range().first_block + local_block);
-    return {at(first), at(first + 1), at(first + 2), at(first + 3), at(first + 4), at(first + 5),
+    return {at(first),     at(first + 1), at(first + 2), at(first + 3), at(first + 4),  at(first + 5),
             at(first + 6), at(first + 7), at(first + 8), at(first + 9), at(first + 10), at(first + 11)};
   }
   BlockTensors<const floatX> block_parameters(int local_block) const {
@@ -234,11 +244,12 @@ class GPT2Stage {
       if (!train) continue;
       float* d_weight = base + s_.layout.head_gradient.begin;
       matmul_backward_weight(s_.blas, d_weight, logits, h, rows, C, Vp, accumulate || first > 0, s_.stream);
-      matmul_backward_input(s_.blas, d_hidden + static_cast<size_t>(first) * C, logits, head_weight(), rows, C, Vp, s_.stream);
+      matmul_backward_input(s_.blas, d_hidden + static_cast<size_t>(first) * C, logits, head_weight(), rows, C, Vp,
+                            s_.stream);
     }
     if (!train) return;
-    layernorm_backward({y, gradient(base, final_tensor()), gradient(base, final_tensor() + 1), scratch.floats, d_hidden, y,
-                        final_weight(), mean, rstd, nullptr, N, C, accumulate},
+    layernorm_backward({y, gradient(base, final_tensor()), gradient(base, final_tensor() + 1), scratch.floats, d_hidden,
+                        y, final_weight(), mean, rstd, nullptr, N, C, accumulate},
                        s_.stream);
     s_.gradients->finish_leaf(GradientPhase::kLossHead, s_.stream);
   }

@@ -1,17 +1,19 @@
 // gradient_tree.h -- sums the gradients of a step's micro-batches as a pairwise tree, in fp32.
 //
-// Why a tree: a replica that holds micro-batches [a, b) must end with a sum that can be combined with the other replicas' sums to
-// the very bits that one device gets for all micro-batches. A left-to-right sum cannot ((g0+g1)+g2)+g3 != (g0+g1)+(g2+g3); the
-// balanced tree over a contiguous power-of-two block is a subtree of the whole. See design contract C3 (bitwise equality).
+// Why a tree: a replica that holds micro-batches [a, b) must end with a sum that can be combined with the other
+// replicas' sums to the very bits that one device gets for all micro-batches. A left-to-right sum cannot
+// ((g0+g1)+g2)+g3 != (g0+g1)+(g2+g3); the balanced tree over a contiguous power-of-two block is a subtree of the whole.
+// See design contract C3 (bitwise equality).
 //
-// How: a binary counter. The gradient of micro-batch j is written to buffer popcount(j) of a stack; then, for every trailing one
-// bit of j, the top of the stack is added to the entry below it. After k micro-batches the stack has popcount(k) entries, which
-// finish() adds from the top down; the result is always in buffer 0.
+// How: a binary counter. The gradient of micro-batch j is written to buffer popcount(j) of a stack; then, for every
+// trailing one bit of j, the top of the stack is added to the entry below it. After k micro-batches the stack has
+// popcount(k) entries, which finish() adds from the top down; the result is always in buffer 0.
 //   memory: floor(log2 k) + 1 buffers          additions: k - 1 in all (12 bytes each per element)
-// Each phase of the backward pass (loss head, input gradient, weight gradient) runs ahead of the others by as many micro-batches
-// as the schedule likes, so each has its own counter; a phase touches only its own ranges of the buffers.
+// Each phase of the backward pass (loss head, input gradient, weight gradient) runs ahead of the others by as many
+// micro-batches as the schedule likes, so each has its own counter; a phase touches only its own ranges of the buffers.
 //
-// Not exact (--exact 0): one buffer, every kernel accumulates into it, left to right. Less memory, no equality over replicas.
+// Not exact (--exact 0): one buffer, every kernel accumulates into it, left to right. Less memory, no equality over
+// replicas.
 #pragma once
 
 #include <utility>
@@ -24,8 +26,8 @@
 
 class GradientTree {
  public:
-  /// Buffers for up to `micro_batches` micro-batches per step of the stage `layout`. They are zeroed once, on `stream`: the
-  /// kernels overwrite every element but the padding of the buckets, which must stay zero.
+  /// Buffers for up to `micro_batches` micro-batches per step of the stage `layout`. They are zeroed once, on `stream`:
+  /// the kernels overwrite every element but the padding of the buckets, which must stay zero.
   GradientTree(MemoryLedger& ledger, const StageLayout& layout, int micro_batches, bool exact, cudaStream_t stream)
       : exact_(exact) {
     const int count = buffer_count(micro_batches, exact);
@@ -40,7 +42,8 @@ class GradientTree {
 
   static int buffer_count(int micro_batches, bool exact) {
     int count = 1;
-    if (exact) while ((2 << (count - 1)) <= micro_batches) ++count;
+    if (exact)
+      while ((2 << (count - 1)) <= micro_batches) ++count;
     return count;
   }
 
@@ -50,10 +53,9 @@ class GradientTree {
     if (micro_batches == 0) CUDA_CHECK(cudaMemsetAsync(buffers_[0].data(), 0, buffers_[0].bytes(), stream));
   }
 
-  /// Base of the buffer that the gradient of the phase's next micro-batch goes to, and whether it is added to what is there.
-  float* leaf(GradientPhase phase) {
-    return buffers_[exact_ ? popcount(finished_[index(phase)]) : 0].data();
-  }
+  /// Base of the buffer that the gradient of the phase's next micro-batch goes to, and whether it is added to what is
+  /// there.
+  float* leaf(GradientPhase phase) { return buffers_[exact_ ? popcount(finished_[index(phase)]) : 0].data(); }
   bool accumulate(GradientPhase phase) const { return !exact_ && finished_[index(phase)] > 0; }
 
   /// The phase's next micro-batch is complete on `stream`: carries.

@@ -1,10 +1,12 @@
 // parallel_gpt2.h -- a GPT-2 spread over pipeline stages and replicas: what one rank holds, and one optimizer step.
 //
-//   train_step:  pipeline runs this replica's micro-batches -> sums over micro-batches (tree) -> sums over replicas (same tree)
-//                -> tied embedding: head + lookup -> norm over all ranks -> clip -> AdamW on this rank's ranges -> gather
-// Everything that must not depend on the layout is done in one fixed order: losses are added left to right over the step's
-// micro-batches, squares over numbered norm blocks; each summand comes from exactly one rank, so adding over ranks is exact.
-// One device is the same code with one stage and one replica.
+//   train_step:  pipeline runs this replica's micro-batches -> sums over micro-batches (tree) -> sums over replicas
+//   (same tree)
+//                -> tied embedding: head + lookup -> norm over all ranks -> clip -> AdamW on this rank's ranges ->
+//                gather
+// Everything that must not depend on the layout is done in one fixed order: losses are added left to right over the
+// step's micro-batches, squares over numbered norm blocks; each summand comes from exactly one rank, so adding over
+// ranks is exact. One device is the same code with one stage and one replica.
 #pragma once
 
 #include <cmath>
@@ -22,8 +24,8 @@
 /// How the model is spread and run; the same on every rank.
 struct ParallelSettings {
   GPT2Config model;
-  BatchShape shape;             // micro-batch
-  int micro_batches = 1;        // of one step, over all replicas
+  BatchShape shape;               // micro-batch
+  int micro_batches = 1;          // of one step, over all replicas
   int forward_micro_batches = 1;  // most micro-batches of a replica in one forward-only run
   std::string schedule = "1f1b";
   std::string partition = "even";
@@ -64,20 +66,24 @@ class ParallelGPT2 {
 
   /// GPT-2 initialisation, keyed by (seed, tensor, element).
   void initialize(uint64_t seed) {
-    set_parameters([&](const OwnedRange& range, float* out) {
-      initial_values(out, table_.tensors[range.tensor], range.tensor, seed, range.first, range.count);
-    }, seed);
+    set_parameters(
+        [&](const OwnedRange& range, float* out) {
+          initial_values(out, table_.tensors[range.tensor], range.tensor, seed, range.first, range.count);
+        },
+        seed);
   }
   void set_parameters(const std::function<void(const OwnedRange&, float*)>& values, uint64_t seed) {
     optimizer_->set_parameters(values, seed, 0);
   }
 
-  /// One optimizer step on this replica's micro-batches. `adamw.gradient_scale` is set here: 1 / targets, times the clipping
-  /// factor if `clip` > 0 and the norm is larger. A loss or norm that is not finite is an error before anything is updated.
+  /// One optimizer step on this replica's micro-batches. `adamw.gradient_scale` is set here: 1 / targets, times the
+  /// clipping factor if `clip` > 0 and the norm is larger. A loss or norm that is not finite is an error before
+  /// anything is updated.
   StepResult train_step(const TokenBatch& batch, AdamW adamw, double clip);
 
-  /// Adds to `sum` the losses of `total` micro-batches, of which this replica has `batch`, the first being number `first`. Left to
-  /// right, so the sum over several calls does not depend on how the micro-batches were cut into calls. Parameters unchanged.
+  /// Adds to `sum` the losses of `total` micro-batches, of which this replica has `batch`, the first being number
+  /// `first`. Left to right, so the sum over several calls does not depend on how the micro-batches were cut into
+  /// calls. Parameters unchanged.
   void evaluate(const TokenBatch& batch, int first, int total, LossSum* sum);
 
   /// Logits (V) after the last of `count` tokens, on every rank; only replica 0 computes.

@@ -42,14 +42,21 @@ inline Plan ParallelGPT2::make_forward_plan(int micro_batches) const {
   return plan;
 }
 
-inline ParallelGPT2::ParallelGPT2(const ParallelSettings& settings, const Grid& grid, Control& control, Communicator* world,
-                                  Blas& blas, cudaStream_t stream)
-    : settings_(settings), grid_(grid), control_(control), world_(world), blas_(blas), stream_(stream),
-      table_(gpt2_parameter_table(settings.model)), buckets_(make_model_buckets(table_)) {
+inline ParallelGPT2::ParallelGPT2(const ParallelSettings& settings, const Grid& grid, Control& control,
+                                  Communicator* world, Blas& blas, cudaStream_t stream)
+    : settings_(settings),
+      grid_(grid),
+      control_(control),
+      world_(world),
+      blas_(blas),
+      stream_(stream),
+      table_(gpt2_parameter_table(settings.model)),
+      buckets_(make_model_buckets(table_)) {
   run_together(control_, [&] {
     cuts_ = make_partition(settings.partition, grid.pipeline, cost());
     layout_ = make_stage_layout(table_, stage_range(grid.stage()), grid.replicas);
-    train_plan_ = make_plan(make_schedule(settings.schedule, grid.pipeline, micro_batch_share().count), {stage_costs(cost(), cuts_)});
+    train_plan_ = make_plan(make_schedule(settings.schedule, grid.pipeline, micro_batch_share().count),
+                            {stage_costs(cost(), cuts_)});
   });
   if (world_) world_->open_links(parallel_gpt2_detail::all_links(grid));
   if (grid.replicas > 1) replicas_ = world_->split(grid.stage(), grid.replica(), "replicas");
@@ -63,11 +70,13 @@ inline void ParallelGPT2::allocate() {
   const StageRange range = layout_.range;
   const int most = std::max(1, std::max(micro_batch_share().count, settings.forward_micro_batches));
   const int slots = std::max(1, train_plan_.slots[grid.stage()]);
-  optimizer_ = std::make_unique<StageOptimizer>(ledger_, table_, layout_, settings.zero_stage, replicas_.get(), stream_);
+  optimizer_ =
+      std::make_unique<StageOptimizer>(ledger_, table_, layout_, settings.zero_stage, replicas_.get(), stream_);
   gradients_ = std::make_unique<GradientTree>(ledger_, layout_, micro_batch_share().count, settings.exact, stream_);
   workspace_ = std::make_unique<GPT2Workspace>(ledger_, settings_.model, settings.shape, range.head);
   stage_ = std::make_unique<GPT2Stage>(GPT2StageSetup{settings_.model, table_, layout_, ledger_, blas_, *workspace_,
-                                                      gradients_.get(), optimizer_->parameters(), settings.shape, slots, most, stream_});
+                                                      gradients_.get(), optimizer_->parameters(), settings.shape, slots,
+                                                      most, stream_});
   std::vector<GPT2Stage*> stages(grid.pipeline, nullptr);
   std::vector<int> ranks;
   for (int s = 0; s < grid.pipeline; ++s) ranks.push_back(grid.rank_of(s, grid.replica()));
@@ -131,14 +140,16 @@ inline void ParallelGPT2::exchange_tied_embedding(float* gradients) {
   add(mine, head, lookup, range.second, stream_);
 }
 
-// One exact sum over the ranks of everything a step needs to know: sums of squares of all norm blocks (with `gradients`), the loss
-// of each of `total` micro-batches, and the number of targets of each.
-inline std::vector<double> ParallelGPT2::global_sums(const TokenBatch& batch, int first, int total, const float* gradients) {
+// One exact sum over the ranks of everything a step needs to know: sums of squares of all norm blocks (with
+// `gradients`), the loss of each of `total` micro-batches, and the number of targets of each.
+inline std::vector<double> ParallelGPT2::global_sums(const TokenBatch& batch, int first, int total,
+                                                     const float* gradients) {
   const size_t squares = gradients ? total_norm_blocks(buckets_) : 0, rows = settings_.shape.rows();
   std::vector<double> sums(squares + 2 * static_cast<size_t>(total), 0.0);
   const bool head = layout_.range.head;
   for (int j = 0; head && j < batch.micro_batches; ++j) {
-    CUDA_CHECK(cudaMemcpyAsync(host_losses_.data() + j * rows, stage_->losses(j), rows * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaMemcpyAsync(host_losses_.data() + j * rows, stage_->losses(j), rows * sizeof(float),
+                               cudaMemcpyDeviceToHost, stream_));
   }
   if (gradients) optimizer_->square_sums(gradients, sums.data());
   CUDA_CHECK(cudaStreamSynchronize(stream_));
@@ -217,7 +228,8 @@ inline std::vector<float> ParallelGPT2::next_token_logits(const int* tokens, int
     pipeline_->run(make_forward_plan(1), false);
     if (layout_.range.head) {
       std::vector<floatX> row(V);
-      CUDA_CHECK(cudaMemcpyAsync(row.data(), stage_->row_logits(0, count - 1), V * sizeof(floatX), cudaMemcpyDeviceToHost, stream_));
+      CUDA_CHECK(cudaMemcpyAsync(row.data(), stage_->row_logits(0, count - 1), V * sizeof(floatX),
+                                 cudaMemcpyDeviceToHost, stream_));
       CUDA_CHECK(cudaStreamSynchronize(stream_));
       for (int i = 0; i < V; ++i) logits[i] = static_cast<float>(row[i]);
     }
@@ -231,7 +243,8 @@ inline uint64_t ParallelGPT2::parameter_hash() {
   std::vector<float> host;
   for (const OwnedRange& range : optimizer_->accountable()) {
     host.resize(range.count);
-    CUDA_CHECK(cudaMemcpyAsync(host.data(), optimizer_->master(range), range.count * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaMemcpyAsync(host.data(), optimizer_->master(range), range.count * sizeof(float),
+                               cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     hash += element_hash(host.data(), range.count, optimizer_->global_element(range));
   }

@@ -1,14 +1,14 @@
 // pipeline.h -- the executor: runs this rank's list of actions of any checked plan.
 //
-// It knows nothing of a schedule but the list. For each action it waits for what the action reads, runs the model, and starts the
-// transfer of what the action made:
+// It knows nothing of a schedule but the list. For each action it waits for what the action reads, runs the model, and
+// starts the transfer of what the action made:
 //   F(s,i)   input x: made from tokens (first stage), received, or handed over by a stage on this rank;  then y is sent
-//   I(s,i)   output gradient over y: left by the loss head (last stage), received, or handed over;       then dx is sent
-//   W(s,i)   weight gradient; the slot is free once dx has left                                (B = I, then W)
-// Micro-batch i of a stage lives in slot i % slots(s); x and y are sent from the slot and received into it, so there are no other
-// buffers. A receive is posted as soon as its slot is free in program order; the communicator orders it behind the work and the
-// sends that still use the slot. The host never waits for the compute stream inside a step.
-// One device is the same code: one stage, no transfers.
+//   I(s,i)   output gradient over y: left by the loss head (last stage), received, or handed over;       then dx is
+//   sent W(s,i)   weight gradient; the slot is free once dx has left                                (B = I, then W)
+// Micro-batch i of a stage lives in slot i % slots(s); x and y are sent from the slot and received into it, so there
+// are no other buffers. A receive is posted as soon as its slot is free in program order; the communicator orders it
+// behind the work and the sends that still use the slot. The host never waits for the compute stream inside a step. One
+// device is the same code: one stage, no transfers.
 //
 // Tests may ask for random pauses before actions: LLMC_TEST_ACTION_DELAY=SEED.
 #pragma once
@@ -44,15 +44,15 @@ std::vector<Link> pipeline_links(int stages, RankOf rank_of) {
 template <class Stage>
 class Pipeline {
  public:
-  /// `stages[s]` is null for stages of other ranks. `ranks[s]` is the rank of stage s in `comm`, `place` this rank's index in the
-  /// schedule's lists. `comm` may be null where every stage is on this rank.
+  /// `stages[s]` is null for stages of other ranks. `ranks[s]` is the rank of stage s in `comm`, `place` this rank's
+  /// index in the schedule's lists. `comm` may be null where every stage is on this rank.
   Pipeline(std::vector<Stage*> stages, std::vector<int> ranks, int place, Communicator* comm, cudaStream_t stream)
       : stages_(std::move(stages)), ranks_(std::move(ranks)), place_(place), comm_(comm), stream_(stream) {
     if (const char* seed = getenv("LLMC_TEST_ACTION_DELAY")) delay_seed_ = strtoull(seed, nullptr, 10);
   }
 
-  /// Runs one step (or one forward-only pass) of `plan`. Returns when all work has been issued and all transfers are complete;
-  /// the compute stream may still be busy.
+  /// Runs one step (or one forward-only pass) of `plan`. Returns when all work has been issued and all transfers are
+  /// complete; the compute stream may still be busy.
   void run(const Plan& plan, bool train) {
     plan_ = &plan;
     train_ = train && !plan.schedule.forward_only;
@@ -86,8 +86,8 @@ class Pipeline {
   bool remote_previous(int s) const { return has_previous(s) && ranks_[s - 1] != ranks_[s]; }
   bool remote_next(int s) const { return has_next(s) && ranks_[s + 1] != ranks_[s]; }
 
-  // The slot of (s,i) is free in program order: its input may arrive as soon as everything issued so far, and the send that
-  // last used the slot, are done.
+  // The slot of (s,i) is free in program order: its input may arrive as soon as everything issued so far, and the send
+  // that last used the slot, are done.
   void post_input(int s, int i) {
     if (!remote_previous(s)) return;
     Ticket last_use;
@@ -103,16 +103,19 @@ class Pipeline {
   void forward(int s, int i) {
     Stage& stage = *stages_[s];
     const int k = slot(s, i);
-    if (remote_previous(s)) comm_->wait(input_[at(s, i)], stream_);
-    else if (has_previous(s)) hand_over(stages_[s - 1]->output(slot(s - 1, i)), stage.input(k), stage.boundary_bytes());
+    if (remote_previous(s))
+      comm_->wait(input_[at(s, i)], stream_);
+    else if (has_previous(s))
+      hand_over(stages_[s - 1]->output(slot(s - 1, i)), stage.input(k), stage.boundary_bytes());
     // Forward only: the slot's last output may still be on its way. (In training its gradient has come back.)
     if (!train_ && remote_next(s) && i >= slots(s)) comm_->wait(output_sent_[at(s, i - slots(s))], stream_);
     stage.forward(k, i, train_);
     if (remote_next(s)) {
-      output_sent_[at(s, i)] = comm_->send(stage.output(k), stage.boundary_bytes(), ranks_[s + 1], activation_link(s + 1), stream_);
+      output_sent_[at(s, i)] =
+          comm_->send(stage.output(k), stage.boundary_bytes(), ranks_[s + 1], activation_link(s + 1), stream_);
       if (train_) {
-        gradient_[at(s, i)] = comm_->receive(stage.output(k), stage.boundary_bytes(), ranks_[s + 1], gradient_link(s), stream_,
-                                             output_sent_[at(s, i)]);
+        gradient_[at(s, i)] = comm_->receive(stage.output(k), stage.boundary_bytes(), ranks_[s + 1], gradient_link(s),
+                                             stream_, output_sent_[at(s, i)]);
       }
     }
     if (!train_ && i + slots(s) < micro_batches()) post_input(s, i + slots(s));
@@ -126,7 +129,8 @@ class Pipeline {
     if (has_previous(s) && !remote_previous(s)) {
       hand_over(stage.input(k), stages_[s - 1]->output(slot(s - 1, i)), stage.boundary_bytes());
     } else if (has_previous(s)) {
-      gradient_sent_[at(s, i)] = comm_->send(stage.input(k), stage.boundary_bytes(), ranks_[s - 1], gradient_link(s - 1), stream_);
+      gradient_sent_[at(s, i)] =
+          comm_->send(stage.input(k), stage.boundary_bytes(), ranks_[s - 1], gradient_link(s - 1), stream_);
     }
   }
 

@@ -179,10 +179,12 @@ __attribute__((used, weak)) const char* __tsan_default_suppressions() { return "
 }
 #endif
 
-/// Open MPI reads these once, in MPI_Init; what the user has set stays.
+/// Read once, by MPI_Init and by the first CUDA call; what the user has set stays.
 /// Yield while waiting: without it a barrier of 4 ranks on 2 cores takes 16 ms instead of 8 us. Single copy through
-/// process_vm_readv: where a container forbids the call (seccomp), large messages fail, so it is tried first.
-inline void prepare_mpi_environment() {
+/// process_vm_readv: where a container forbids the call (seccomp), large messages fail, so it is tried first. Hardware
+/// queues: with the default 8, streams of several links share one and wait for each other.
+inline void prepare_environment() {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   char from = 1, to = 0;
   const iovec local = {&to, 1}, remote = {&from, 1};
@@ -192,7 +194,7 @@ inline void prepare_mpi_environment() {
 }
 
 inline Process::Process(int* argc, char*** argv) {
-  prepare_mpi_environment();
+  prepare_environment();
   int provided = 0;
   if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
     environment_error("MPI_Init_thread failed");

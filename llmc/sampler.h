@@ -1,4 +1,5 @@
-// sampler.h -- picks the next token from logits: temperature, top-k, and a random number keyed by (seed, step, position).
+// sampler.h -- picks the next token from logits: temperature, top-k, and a random number keyed by (seed, step,
+// position).
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,10 @@ struct SamplingSettings {
   uint64_t seed = 0;
 };
 
-/// The token drawn from softmax(logits / temperature), restricted to the top_k likeliest (ties: the lower token first). A pure
-/// function of its arguments. O(V log V) with top_k, else O(V); sums in double, in token order.
-inline int sample_token(const std::vector<float>& logits, const SamplingSettings& settings, uint64_t step, uint64_t position) {
+/// The token drawn from softmax(logits / temperature), restricted to the top_k likeliest (ties: the lower token first).
+/// A pure function of its arguments. O(V log V) with top_k, else O(V); sums in double, in token order.
+inline int sample_token(const std::vector<float>& logits, const SamplingSettings& settings, uint64_t step,
+                        uint64_t position) {
   const int V = static_cast<int>(logits.size());
   const auto likelier = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
   std::vector<int> tokens(V);

@@ -13,9 +13,9 @@
 #include <thread>
 #endif
 
-/// Rank number `place` of the `ranks_here` ranks of this host takes its device: ranks take turns over the GPUs; on the CPU device
-/// every rank gets its share of the cores, at least one thread, unless OMP_NUM_THREADS says otherwise (results do not depend on
-/// it). Returns what to print. Environment error when there is no usable device.
+/// Rank number `place` of the `ranks_here` ranks of this host takes its device: ranks take turns over the GPUs; on the
+/// CPU device every rank gets its share of the cores, at least one thread, unless OMP_NUM_THREADS says otherwise
+/// (results do not depend on it). Returns what to print. Environment error when there is no usable device.
 inline std::string select_device(int place, int ranks_here) {
   require_device();
 #ifdef __CUDACC__

@@ -1,13 +1,14 @@
 // stage_layout.h -- where every parameter of a pipeline stage lies in the flat buffers of that stage.
 //
-// A model is a list of buckets in canonical order (GPT-2: wte, wpe, one per block, final layernorm). A stage holds some of
-// them back to back; parameters, gradients and (unsharded) optimizer state share the same offsets. Every bucket is padded to a
-// multiple of replicas * kNormBlock elements, so that
+// A model is a list of buckets in canonical order (GPT-2: wte, wpe, one per block, final layernorm). A stage holds some
+// of them back to back; parameters, gradients and (unsharded) optimizer state share the same offsets. Every bucket is
+// padded to a multiple of replicas * kNormBlock elements, so that
 //   - replica r owns slice r of every bucket, whatever the sizes of the tensors in it,
-//   - a norm block (kNormBlock elements of a bucket) never straddles two replicas, and its number does not depend on the
+//   - a norm block (kNormBlock elements of a bucket) never straddles two replicas, and its number does not depend on
+//   the
 //     number of replicas or stages: the gradient norm is added up in one order on every layout.
-// The tied token embedding has two gradient accumulators, one for the lookup (bucket "wte") and one for the loss head (bucket
-// "wte.head"), also when both are on one rank; the gradient is head + lookup, in that order, on every layout.
+// The tied token embedding has two gradient accumulators, one for the lookup (bucket "wte") and one for the loss head
+// (bucket "wte.head"), also when both are on one rank; the gradient is head + lookup, in that order, on every layout.
 //
 // Pure functions of the parameter table; no device, no communication. After ZeRO (Rajbhandari et al. 2020, section 5).
 #pragma once
@@ -21,8 +22,8 @@
 #include "llmc/numeric.h"
 #include "llmc/parameter_table.h"
 
-/// The part of the backward pass that produces a gradient. Each part runs through the micro-batches in ascending order on its
-/// own, so each has its own counter of finished micro-batches (see gradient_tree.h).
+/// The part of the backward pass that produces a gradient. Each part runs through the micro-batches in ascending order
+/// on its own, so each has its own counter of finished micro-batches (see gradient_tree.h).
 enum class GradientPhase { kLossHead = 0, kInputGradient = 1, kWeightGradient = 2 };
 constexpr int kGradientPhases = 3;
 
@@ -53,16 +54,18 @@ struct Segment {
 
 struct Bucket {
   std::string name;
-  size_t begin = 0;              // first element in the flat buffers
-  size_t elements = 0;           // without padding
-  size_t padded = 0;             // multiple of replicas * kNormBlock
-  size_t first_norm_block = 0;   // in the numbering of the whole model
-  bool is_head_copy = false;     // gradient of the tied embedding from the loss head
-  bool has_parameters = true;    // false: accumulator only, the parameters are those of bucket "wte" on this stage
+  size_t begin = 0;             // first element in the flat buffers
+  size_t elements = 0;          // without padding
+  size_t padded = 0;            // multiple of replicas * kNormBlock
+  size_t first_norm_block = 0;  // in the numbering of the whole model
+  bool is_head_copy = false;    // gradient of the tied embedding from the loss head
+  bool has_parameters = true;   // false: accumulator only, the parameters are those of bucket "wte" on this stage
   std::vector<Segment> segments;
 
   size_t shard_elements(int replicas) const { return padded / static_cast<size_t>(replicas); }
-  size_t shard_begin(int replicas, int replica) const { return begin + shard_elements(replicas) * static_cast<size_t>(replica); }
+  size_t shard_begin(int replicas, int replica) const {
+    return begin + shard_elements(replicas) * static_cast<size_t>(replica);
+  }
 };
 
 struct StageLayout {
@@ -70,10 +73,10 @@ struct StageLayout {
   int replicas = 1;
   std::vector<Bucket> buckets;
   size_t parameter_elements = 0;  // length of the parameter buffer
-  size_t gradient_elements = 0;   // length of the gradient buffer: longer where the head's accumulator has no parameters
-  std::vector<Segment> by_tensor; // index: row of the parameter table; elements == 0 where the tensor is elsewhere
-  Segment head_weight;            // wte as the loss head reads it (its own copy, or the embedding's)
-  Segment head_gradient;          // accumulator of the head's part of d wte
+  size_t gradient_elements = 0;  // length of the gradient buffer: longer where the head's accumulator has no parameters
+  std::vector<Segment> by_tensor;  // index: row of the parameter table; elements == 0 where the tensor is elsewhere
+  Segment head_weight;             // wte as the loss head reads it (its own copy, or the embedding's)
+  Segment head_gradient;           // accumulator of the head's part of d wte
 };
 
 /// Number of norm blocks of a bucket (without padding).
@@ -84,8 +87,8 @@ inline size_t total_norm_blocks(const std::vector<ModelBucket>& model) {
   return model.empty() ? 0 : model.back().first_norm_block + norm_blocks(model.back().elements);
 }
 
-/// The buckets of a model whose table has block -1 for embeddings, 0..L-1 for blocks and L for what follows them. Embeddings get
-/// a bucket each, a block one bucket, the rest one bucket.
+/// The buckets of a model whose table has block -1 for embeddings, 0..L-1 for blocks and L for what follows them.
+/// Embeddings get a bucket each, a block one bucket, the rest one bucket.
 inline std::vector<ModelBucket> make_model_buckets(const ParameterTable& table) {
   std::vector<ModelBucket> buckets;
   int open_block = -2;
@@ -103,8 +106,9 @@ inline std::vector<ModelBucket> make_model_buckets(const ParameterTable& table) 
   return buckets;
 }
 
-/// Phase in which the gradient of a tensor is made: matrices of blocks in the weight gradient, vectors of blocks and the
-/// embeddings together with the input gradient, the final layernorm in the loss head at the tail of the forward pass.
+/// Phase in which the gradient of a tensor is made: matrices of blocks in the weight gradient, vectors of blocks and
+/// the embeddings together with the input gradient, the final layernorm in the loss head at the tail of the forward
+/// pass.
 inline GradientPhase gradient_phase(const ParameterTable& table, const ParameterTensor& tensor) {
   const int last_block = table.tensors.back().block;
   if (tensor.block == last_block) return GradientPhase::kLossHead;
@@ -142,7 +146,8 @@ inline bool on_stage(const ParameterTable& table, const ModelBucket& bucket, con
 
 }  // namespace stage_layout_detail
 
-/// The layout of one stage for `replicas` data-parallel replicas. Bucket order: wte, wpe, blocks, final layernorm, head's wte.
+/// The layout of one stage for `replicas` data-parallel replicas. Bucket order: wte, wpe, blocks, final layernorm,
+/// head's wte.
 inline StageLayout make_stage_layout(const ParameterTable& table, const StageRange& range, int replicas) {
   using namespace stage_layout_detail;
   const std::vector<ModelBucket> model = make_model_buckets(table);
@@ -181,8 +186,10 @@ inline std::vector<std::pair<size_t, size_t>> phase_ranges(const StageLayout& la
     for (const Segment& segment : bucket.segments) {
       if (segment.phase != phase) continue;
       const bool adjacent = !ranges.empty() && ranges.back().second == segment.begin;
-      if (adjacent) ranges.back().second += segment.elements;
-      else ranges.push_back({segment.begin, segment.begin + segment.elements});
+      if (adjacent)
+        ranges.back().second += segment.elements;
+      else
+        ranges.push_back({segment.begin, segment.begin + segment.elements});
     }
   }
   return ranges;

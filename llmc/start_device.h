@@ -10,8 +10,9 @@
 
 class Device {
  public:
-  /// Picks a device for this rank: ranks of one host take turns over its GPUs; on the CPU device they share its cores (a thread for
-  /// each core of the rank's share, unless OMP_NUM_THREADS says otherwise). Environment error when there is no usable device.
+  /// Picks a device for this rank: ranks of one host take turns over its GPUs; on the CPU device they share its cores
+  /// (a thread for each core of the rank's share, unless OMP_NUM_THREADS says otherwise). Environment error when there
+  /// is no usable device.
   explicit Device(Control& control) {
     description_ = select_device(control.local_rank(), control.local_size());
     CUDA_CHECK(cudaStreamCreateWithFlags(&compute_, cudaStreamNonBlocking));

@@ -6,8 +6,9 @@
 
 #include "llmc/control.h"
 
-/// Runs `work` on every rank (it must not communicate), then compares notes. If it threw on any rank, every rank throws the error
-/// of the lowest of those, marked as thrown on all ranks. Collective; costs one small all-gather when nothing fails.
+/// Runs `work` on every rank (it must not communicate), then compares notes. If it threw on any rank, every rank throws
+/// the error of the lowest of those, marked as thrown on all ranks. Collective; costs one small all-gather when nothing
+/// fails.
 template <class Work>
 void run_together(Control& control, Work work) {
   int code = 0;

@@ -254,10 +254,11 @@ inline void check_layout(const TrainOptions& o, int ranks) {
   const int replicas = ranks / o.pp;
   const int64_t micro_batches = o.batch_tokens / micro_batch_tokens;
   if (micro_batches > kMaxMicroBatches) {
-    user_error("--batch-tokens %lld is %lld micro-batches, a step takes at most %d; use --batch-tokens %lld, or a larger "
-               "--micro-batch",
-               printable(o.batch_tokens), printable(micro_batches), kMaxMicroBatches,
-               printable(kMaxMicroBatches * micro_batch_tokens));
+    user_error(
+        "--batch-tokens %lld is %lld micro-batches, a step takes at most %d; use --batch-tokens %lld, or a larger "
+        "--micro-batch",
+        printable(o.batch_tokens), printable(micro_batches), kMaxMicroBatches,
+        printable(kMaxMicroBatches * micro_batch_tokens));
   }
   if (o.batch_tokens != 0 && micro_batches < replicas) {
     user_error(

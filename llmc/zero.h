@@ -1,15 +1,17 @@
 // zero.h -- the parameters, gradients and optimizer state of one pipeline stage on one data-parallel replica.
 //
-//   stage 0   every replica holds everything; gradients: reduce-scatter + all-gather, all replicas update all parameters
-//   stage 1   optimizer state (m, v, fp32 master) is cut into one shard per replica; gradients: reduce-scatter, each replica
+//   stage 0   every replica holds everything; gradients: reduce-scatter + all-gather, all replicas update all
+//   parameters stage 1   optimizer state (m, v, fp32 master) is cut into one shard per replica; gradients:
+//   reduce-scatter, each replica
 //             updates its shard, then all-gather of the parameters
-// Bytes sent per replica and step, S = bytes of the gradients, f = (N-1)/N: stage 0: 2 f S; stage 1: f S + f S_parameters.
-// Source: Rajbhandari et al. 2020 (ZeRO).
+// Bytes sent per replica and step, S = bytes of the gradients, f = (N-1)/N: stage 0: 2 f S; stage 1: f S + f
+// S_parameters. Source: Rajbhandari et al. 2020 (ZeRO).
 //
-// The reduction is the same for both and for every number of replicas N: each replica sends slice j of a bucket to replica j (all
-// to all), and replica j adds the N slices as a pairwise tree over the replica numbers. With contiguous micro-batches per replica
-// and the pairwise tree of gradient_tree.h this is, for powers of two, the very tree that one device uses: the bits are equal.
-// Everything is issued to the compute stream in one order; nothing here depends on how many stages or ranks there are.
+// The reduction is the same for both and for every number of replicas N: each replica sends slice j of a bucket to
+// replica j (all to all), and replica j adds the N slices as a pairwise tree over the replica numbers. With contiguous
+// micro-batches per replica and the pairwise tree of gradient_tree.h this is, for powers of two, the very tree that one
+// device uses: the bits are equal. Everything is issued to the compute stream in one order; nothing here depends on how
+// many stages or ranks there are.
 #pragma once
 
 #include <functional>
@@ -26,7 +28,7 @@
 /// A run of consecutive elements of one tensor that this replica updates (or answers for).
 struct OwnedRange {
   int tensor = 0;
-  size_t first = 0;     // element within the tensor
+  size_t first = 0;  // element within the tensor
   size_t count = 0;
   size_t position = 0;  // in the flat parameter and gradient buffers
   size_t state = 0;     // in the optimizer state arrays
@@ -65,7 +67,8 @@ class StageOptimizer {
   static StageMemory forecast(const StageLayout& layout, int zero_stage) {
     StageMemory memory{layout.parameter_elements, layout.gradient_elements, 0, 0};
     for (const Bucket& bucket : layout.buckets) {
-      if (bucket.has_parameters) memory.state += zero_stage >= 1 ? bucket.shard_elements(layout.replicas) : bucket.padded;
+      if (bucket.has_parameters)
+        memory.state += zero_stage >= 1 ? bucket.shard_elements(layout.replicas) : bucket.padded;
       if (layout.replicas > 1) memory.receive = std::max(memory.receive, bucket.padded);
     }
     return memory;
@@ -76,14 +79,16 @@ class StageOptimizer {
 
   /// Ranges whose optimizer state is here: written by update().
   const std::vector<OwnedRange>& updated() const { return updated_; }
-  /// Ranges that this rank alone answers for in the norm, the hash and the checkpoint: together they cover every parameter of the
-  /// model once.
+  /// Ranges that this rank alone answers for in the norm, the hash and the checkpoint: together they cover every
+  /// parameter of the model once.
   const std::vector<OwnedRange>& accountable() const { return accountable_; }
 
   /// fp32 master parameters and AdamW moments of a range. Device memory.
   float* master(const OwnedRange& range) {
-    if constexpr (kHasMaster) return master_.data() + range.state;
-    else return reinterpret_cast<float*>(parameters_.data()) + range.position;
+    if constexpr (kHasMaster)
+      return master_.data() + range.state;
+    else
+      return reinterpret_cast<float*>(parameters_.data()) + range.position;
   }
   float* first_moment(const OwnedRange& range) { return m_.data() + range.state; }
   float* second_moment(const OwnedRange& range) { return v_.data() + range.state; }
@@ -97,7 +102,8 @@ class StageOptimizer {
       Ticket arrived = replicas_->all_to_all(gradients + bucket.begin, receive_.data(), shard * sizeof(float), stream_);
       replicas_->wait(arrived, stream_);
       tree_sum(mine, receive_.data(), layout_.replicas, shard, stream_);
-      if (zero_stage_ == 0) replicas_->wait(replicas_->all_gather(gradients + bucket.begin, shard * sizeof(float), stream_), stream_);
+      if (zero_stage_ == 0)
+        replicas_->wait(replicas_->all_gather(gradients + bucket.begin, shard * sizeof(float), stream_), stream_);
     }
   }
 
@@ -108,23 +114,27 @@ class StageOptimizer {
   }
 
   const Bucket* find_bucket(const std::string& name) const {
-    for (const Bucket& bucket : layout_.buckets) if (bucket.name == name) return &bucket;
+    for (const Bucket& bucket : layout_.buckets)
+      if (bucket.name == name) return &bucket;
     return nullptr;
   }
 
-  /// Writes the sum of squares of every norm block of this rank's accountable shards into `partials`, an array over the norm
-  /// blocks of the whole model (host memory). Waits for the stream.
+  /// Writes the sum of squares of every norm block of this rank's accountable shards into `partials`, an array over the
+  /// norm blocks of the whole model (host memory). Waits for the stream.
   void square_sums(const float* gradients, double* partials) {
     size_t next = 0;
     for_each_shard([&](const Bucket& bucket, size_t first, size_t count) {
       square_sum_blocks(partials_.data() + next, gradients + bucket.begin + first, count, stream_);
       next += norm_blocks(count);
     });
-    if (next) CUDA_CHECK(cudaMemcpyAsync(host_partials_.data(), partials_.data(), next * sizeof(double), cudaMemcpyDeviceToHost, stream_));
+    if (next)
+      CUDA_CHECK(cudaMemcpyAsync(host_partials_.data(), partials_.data(), next * sizeof(double), cudaMemcpyDeviceToHost,
+                                 stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     next = 0;
     for_each_shard([&](const Bucket& bucket, size_t first, size_t count) {
-      std::copy_n(host_partials_.data() + next, norm_blocks(count), partials + bucket.first_norm_block + first / kNormBlock);
+      std::copy_n(host_partials_.data() + next, norm_blocks(count),
+                  partials + bucket.first_norm_block + first / kNormBlock);
       next += norm_blocks(count);
     });
   }
@@ -135,7 +145,8 @@ class StageOptimizer {
       AdamW settings = adamw;
       if (!table_.tensors[range.tensor].weight_decay) settings.weight_decay = 0.0f;
       adamw_update(parameters_.data() + range.position, kHasMaster ? master(range) : nullptr, first_moment(range),
-                   second_moment(range), gradients + range.position, range.count, global_element(range), settings, stream_);
+                   second_moment(range), gradients + range.position, range.count, global_element(range), settings,
+                   stream_);
     }
   }
 
@@ -145,20 +156,23 @@ class StageOptimizer {
     for (const Bucket& bucket : layout_.buckets) {
       if (!bucket.has_parameters) continue;
       const size_t shard = bucket.shard_elements(layout_.replicas);
-      replicas_->wait(replicas_->all_gather(parameters_.data() + bucket.begin, shard * sizeof(floatX), stream_), stream_);
+      replicas_->wait(replicas_->all_gather(parameters_.data() + bucket.begin, shard * sizeof(floatX), stream_),
+                      stream_);
     }
   }
 
-  /// Sets the master parameters of every updated range from `values(range, host buffer)`, then makes the parameters of this
-  /// stage on all replicas from them. `step` and `seed` key the rounding to floatX, as in update().
+  /// Sets the master parameters of every updated range from `values(range, host buffer)`, then makes the parameters of
+  /// this stage on all replicas from them. `step` and `seed` key the rounding to floatX, as in update().
   void set_parameters(const std::function<void(const OwnedRange&, float*)>& values, uint64_t seed, int step) {
     std::vector<float> host;
     for (const OwnedRange& range : updated_) {
       host.resize(range.count);
       values(range, host.data());
-      CUDA_CHECK(cudaMemcpyAsync(master(range), host.data(), range.count * sizeof(float), cudaMemcpyHostToDevice, stream_));
+      CUDA_CHECK(
+          cudaMemcpyAsync(master(range), host.data(), range.count * sizeof(float), cudaMemcpyHostToDevice, stream_));
       if constexpr (kHasMaster) {
-        round_parameters(parameters_.data() + range.position, master(range), range.count, global_element(range), seed, step, stream_);
+        round_parameters(parameters_.data() + range.position, master(range), range.count, global_element(range), seed,
+                         step, stream_);
       }
       CUDA_CHECK(cudaStreamSynchronize(stream_));
     }

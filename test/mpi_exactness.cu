@@ -1,8 +1,8 @@
 // mpi_exactness.cu -- contract C3: every layout computes the bits of one device. Run under mpirun -np 1..4.
 //
-// For the given number of ranks, every pipeline x replicas split, schedule, number of micro-batches, partition and ZeRO stage is
-// trained for 20 AdamW steps with clipping active and compared with one rank that does everything: losses, norms, validation loss
-// and all parameters, by their bits.
+// For the given number of ranks, every pipeline x replicas split, schedule, number of micro-batches, partition and ZeRO
+// stage is trained for 20 AdamW steps with clipping active and compared with one rank that does everything: losses,
+// norms, validation loss and all parameters, by their bits.
 #include <cstring>
 
 #include "llmc/comm_backend.h"
@@ -39,8 +39,8 @@ struct Trace {
   }
 };
 
-/// Tokens of micro-batches [share.first, ...) of a step: a function of (step, micro-batch), whoever asks. Some targets are ignored,
-/// so that micro-batches count differently.
+/// Tokens of micro-batches [share.first, ...) of a step: a function of (step, micro-batch), whoever asks. Some targets
+/// are ignored, so that micro-batches count differently.
 TokenBatch make_batch(int step, const Share& share, const BatchShape& shape, int vocab) {
   TokenBatch batch;
   batch.micro_batches = share.count;
@@ -114,11 +114,13 @@ class Exactness : public MpiTest {
 
 std::vector<int> pipelines() {
   std::vector<int> result;
-  for (int p = 1; p <= control().size(); ++p) if (control().size() % p == 0) result.push_back(p);
+  for (int p = 1; p <= control().size(); ++p)
+    if (control().size() % p == 0) result.push_back(p);
   return result;
 }
 
-/// Numbers of micro-batches for which equality is promised: any for one replica, else powers of two, one per replica at least.
+/// Numbers of micro-batches for which equality is promised: any for one replica, else powers of two, one per replica at
+/// least.
 std::vector<int> micro_batches(int replicas) {
   if (replicas == 1) return {1, 2, 3, 5, 8};
   std::vector<int> result;
@@ -165,8 +167,8 @@ TEST_F(Exactness, delays_and_synchronous_sends) {
   for (const char* name : {"LLMC_TEST_SSEND", "LLMC_TEST_ACTION_DELAY", "LLMC_TEST_SEND_DELAY"}) unsetenv(name);
 }
 
-// Replica counts that are no power of two, and micro-batches that do not divide: repeatable, and equal for every pipeline size and
-// ZeRO stage, though not equal to one device bit for bit.
+// Replica counts that are no power of two, and micro-batches that do not divide: repeatable, and equal for every
+// pipeline size and ZeRO stage, though not equal to one device bit for bit.
 TEST_F(Exactness, other_replica_counts_repeat) {
   if (control().size() != 3) return;
   const Case which{1, 3, 7, "1f1b", "even", 0};

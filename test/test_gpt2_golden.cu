@@ -1,8 +1,10 @@
-// test_gpt2_golden.cu -- the whole model against PyTorch in float64 (test/golden, made by dev/reference/gpt2_golden.py): logits,
-// losses, every gradient, and ten AdamW steps with clipping, weight decay and two micro-batches a step.
+// test_gpt2_golden.cu -- the whole model against PyTorch in float64 (test/golden, made by
+// dev/reference/gpt2_golden.py): logits, losses, every gradient, and ten AdamW steps with clipping, weight decay and
+// two micro-batches a step.
 //
 // fp32: losses within 1e-5, logits and gradients within 1e-5 relative (Euclidean norm).
-// bf16: within 2 x the error that rounding every stored activation to bf16 makes by itself, which the golden file states.
+// bf16: within 2 x the error that rounding every stored activation to bf16 makes by itself, which the golden file
+// states.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -44,8 +46,8 @@ class Golden : public testing::Test {
         optimizer_(ledger_, table_, layout_, 0, nullptr, device_.compute()),
         gradients_(ledger_, layout_, 1, true, device_.compute()),
         workspace_(ledger_, config_, shape_, true),
-        stage_({config_, table_, layout_, ledger_, device_.blas(), workspace_, &gradients_, optimizer_.parameters(), shape_, 1, 1,
-                device_.compute()}) {
+        stage_({config_, table_, layout_, ledger_, device_.blas(), workspace_, &gradients_, optimizer_.parameters(),
+                shape_, 1, 1, device_.compute()}) {
     optimizer_.set_parameters(reader(), 1, 0);
   }
 
@@ -87,17 +89,21 @@ class Golden : public testing::Test {
   }
   std::vector<float> read_gradient(const Segment& segment) {
     std::vector<float> values(segment.elements);
-    device_.copy_to_host(values.data(), gradients_.finish(device_.compute()) + segment.begin, values.size() * sizeof(float));
+    device_.copy_to_host(values.data(), gradients_.finish(device_.compute()) + segment.begin,
+                         values.size() * sizeof(float));
     return values;
   }
 
-  double limit(const std::string& what, double fp32) { return kBf16 ? 2.0 * golden_.number("rounding_error." + what) : fp32; }
+  double limit(const std::string& what, double fp32) {
+    return kBf16 ? 2.0 * golden_.number("rounding_error." + what) : fp32;
+  }
 
   void expect_gradients(const std::string& prefix) {
     run(prefix, true);
     const double targets = golden_.integer(prefix + ".target_count");
     for (const ParameterTensor& tensor : table_.tensors) {
-      const double error = relative_error(gradient(tensor.name, targets), golden_.floats(prefix + ".gradient." + tensor.name));
+      const double error =
+          relative_error(gradient(tensor.name, targets), golden_.floats(prefix + ".gradient." + tensor.name));
       EXPECT_LE(error, limit("gradient." + tensor.name, 1e-5)) << prefix << " " << tensor.name;
     }
   }
@@ -160,15 +166,23 @@ TEST_F(Golden, ten_adamw_steps) {
   model.set_parameters(reader(), 1);
   const std::vector<int> inputs = golden_.ints("train.inputs"), targets = golden_.ints("train.targets");
   const std::vector<double> losses = golden_.doubles("train.losses"), norms = golden_.doubles("train.gradient_norms");
-  const auto number = [&](const char* name) { return static_cast<float>(golden_.number(std::string("train.") + name)); };
+  const auto number = [&](const char* name) {
+    return static_cast<float>(golden_.number(std::string("train.") + name));
+  };
   const size_t per_step = 2 * shape_.rows();
   for (size_t step = 0; step < losses.size(); ++step) {
     TokenBatch batch;
     batch.micro_batches = 2;
     batch.inputs.assign(&inputs[step * per_step], &inputs[step * per_step] + per_step);
     batch.targets.assign(&targets[step * per_step], &targets[step * per_step] + per_step);
-    const AdamW adamw{number("learning_rate"), number("beta1"), number("beta2"), number("epsilon"), number("weight_decay"),
-                      static_cast<int>(step) + 1, 0.0f, 1};
+    const AdamW adamw{number("learning_rate"),
+                      number("beta1"),
+                      number("beta2"),
+                      number("epsilon"),
+                      number("weight_decay"),
+                      static_cast<int>(step) + 1,
+                      0.0f,
+                      1};
     const StepResult result = model.train_step(batch, adamw, golden_.number("train.clip"));
     const double loss_limit = kBf16 ? 2.0 * golden_.doubles("rounding_error.train.losses")[step] : 1e-5;
     const double norm_limit = kBf16 ? 2.0 * golden_.doubles("rounding_error.train.gradient_norms")[step] : 1e-5;

@@ -1,5 +1,5 @@
-// bench_step.cu -- one optimizer step of a GPT-2: time, CPU-seconds, GFLOP/s beside the matrix-product ceiling of the same run,
-// and peak memory beside the planned bytes.
+// bench_step.cu -- one optimizer step of a GPT-2: time, CPU-seconds, GFLOP/s beside the matrix-product ceiling of the
+// same run, and peak memory beside the planned bytes.
 //   make bench   or   build/.../bench_step MODEL B T STEPS      e.g. bench_step 124M 4 64 5
 #include <sys/resource.h>
 
@@ -18,7 +18,9 @@ struct Clock {
   static Clock now() {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+    const auto seconds = [](const timeval& t) {
+      return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    };
     const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
     return {wall, seconds(usage.ru_utime) + seconds(usage.ru_stime)};
   }
@@ -36,7 +38,8 @@ Clock matmul_ceiling(Device& device, int N, int C, int OC) {
       weight("ceiling", static_cast<size_t>(OC) * C);
   for (DeviceArray<floatX>* array : {&inp, &weight}) {
     std::vector<floatX> values(array->size());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<floatX>(static_cast<float>(random_normal(1, 0, i)));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<floatX>(static_cast<float>(random_normal(1, 0, i)));
     CUDA_CHECK(cudaMemcpyAsync(array->data(), values.data(), array->bytes(), cudaMemcpyHostToDevice, device.compute()));
     device.synchronize();
   }
@@ -63,7 +66,8 @@ TokenBatch random_batch(int step, const BatchShape& shape, int vocab) {
   return batch;
 }
 
-/// Matrix products and causal attention of a training step: what has to be computed, without the padding of the vocabulary.
+/// Matrix products and causal attention of a training step: what has to be computed, without the padding of the
+/// vocabulary.
 double step_gflop(const GPT2Config& c, const BatchShape& shape) {
   const double tokens = shape.rows(), C = c.channels;
   const double weights = 12.0 * c.layers * C * C + C * c.vocab;
@@ -94,21 +98,26 @@ int bench(int argc, char** argv) {
     trained.train_step(batch, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, 0.0f, 1}, 1.0);
     device.synchronize();
     const Clock time = Clock::now() - start;
-    if (step > 0) wall.push_back(time.wall), cpu.push_back(time.cpu);  // the first step touches its memory for the first time
+    if (step > 0)
+      wall.push_back(time.wall), cpu.push_back(time.cpu);  // the first step touches its memory for the first time
   }
   const Clock after = matmul_ceiling(device, settings.shape.rows(), model->channels, 4 * model->channels);
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
   const double gflop = step_gflop(*model, settings.shape), ceiling_wall = std::max(before.wall, after.wall),
                ceiling_cpu = std::max(before.cpu, after.cpu);
-  printf("GPT-2 %s, B=%d T=%d, %s, %s\n", argv[1], settings.shape.B, settings.shape.T, kPrecisionName, device.description().c_str());
-  printf("  step          %.3f s wall, %.3f CPU-seconds (median of %d), %.1f GFLOP\n", median(wall), median(cpu), steps, gflop);
-  printf("  rate          %.1f GFLOP/s, %.1f GFLOP per CPU-second, %.0f tokens/s\n", gflop / median(wall), gflop / median(cpu),
-         settings.shape.rows() / median(wall));
-  printf("  ceiling       matrix product of the same rows: %.1f GFLOP/s, %.1f per CPU-second -> %.0f %% and %.0f %%\n", ceiling_wall,
-         ceiling_cpu, 100.0 * gflop / median(wall) / ceiling_wall, 100.0 * gflop / median(cpu) / ceiling_cpu);
-  printf("  memory        %.1f MiB planned, %.1f MiB allocated, process peak %.1f MiB\n", trained.forecast_bytes() / 1048576.0,
-         trained.ledger().total_allocated() / 1048576.0, usage.ru_maxrss / 1024.0);
+  printf("GPT-2 %s, B=%d T=%d, %s, %s\n", argv[1], settings.shape.B, settings.shape.T, kPrecisionName,
+         device.description().c_str());
+  printf("  step          %.3f s wall, %.3f CPU-seconds (median of %d), %.1f GFLOP\n", median(wall), median(cpu), steps,
+         gflop);
+  printf("  rate          %.1f GFLOP/s, %.1f GFLOP per CPU-second, %.0f tokens/s\n", gflop / median(wall),
+         gflop / median(cpu), settings.shape.rows() / median(wall));
+  printf("  ceiling       matrix product of the same rows: %.1f GFLOP/s, %.1f per CPU-second -> %.0f %% and %.0f %%\n",
+         ceiling_wall, ceiling_cpu, 100.0 * gflop / median(wall) / ceiling_wall,
+         100.0 * gflop / median(cpu) / ceiling_cpu);
+  printf("  memory        %.1f MiB planned, %.1f MiB allocated, process peak %.1f MiB\n",
+         trained.forecast_bytes() / 1048576.0, trained.ledger().total_allocated() / 1048576.0,
+         usage.ru_maxrss / 1024.0);
   return 0;
 }
 

@@ -23,7 +23,8 @@ static_assert(LLMC_WARP == 1 || LLMC_WARP == 32, "LLMC_WARP (threads of a warp) 
 #define __device__
 #define __host__
 #define __constant__
-// __constinit: or gcc guards the "initialisation" of an array of bf16 by a hidden flag, which is slow and looks like a race.
+// __constinit: or gcc guards the "initialisation" of an array of bf16 by a hidden flag, which is slow and looks like a
+// race.
 #ifdef __clang__
 #define __shared__ static __thread
 #else
