@@ -6,6 +6,7 @@
 // Here: start, options, the end. The steps are in llmc/trainer.h, the model in llmc/gpt2_stage.h, the schedule in
 // llmc/schedule.h, one optimizer step over all ranks in llmc/parallel_gpt2_steps.h.
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
 
@@ -38,7 +39,8 @@ int report(const Error& error, Control& control) {
     control.barrier();
     return error.exit_code();
   }
-  fprintf(stderr, "error: rank %d: %s\n", control.rank(), error.what());
+  const bool names_rank = strncmp(error.what(), "rank ", 5) == 0;
+  fprintf(stderr, "error: %s%s\n", names_rank ? "" : format_text("rank %d: ", control.rank()).c_str(), error.what());
   control.abort(error.exit_code());
 }
 

@@ -23,7 +23,6 @@ class Control {
   Control(int* argc, char*** argv) : process_(std::make_shared<Process>(argc, argv)) {
     for (int r = 0; r < process_->size(); ++r) members_.push_back(r);
     rank_ = process_->rank();
-    tag_ = 0;
   }
 
   int rank() const { return rank_; }
@@ -59,7 +58,7 @@ class Control {
     } else {
       messages.push_back({false, job_rank(root), data, bytes});
     }
-    process_->transfer(messages, tag_, "broadcast");
+    process_->transfer(messages, kTag, "broadcast");
   }
 
   /// values[i] = sum over ranks, in rank order. In place.
@@ -92,10 +91,9 @@ class Control {
     struct Entry {
       int color, key, rank;
     };
-    const int tag = reserve_tags(1);
     std::vector<Entry> entries = gathered(Entry{color, key, rank_}, "split");
     std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.key < b.key; });
-    Control group(process_, tag);
+    Control group(process_);
     for (const Entry& entry : entries) {
       if (entry.color != color) continue;
       if (entry.rank == rank_) group.rank_ = group.size();
@@ -112,7 +110,9 @@ class Control {
   }
 
  private:
-  Control(std::shared_ptr<Process> process, int tag) : process_(std::move(process)), tag_(tag) {}
+  explicit Control(std::shared_ptr<Process> process) : process_(std::move(process)) {}
+  // One tag for all groups: the calls are blocking and in the same order on both ranks of any pair, so nothing can mix.
+  static constexpr int kTag = 0;
 
   // Ranks 0 .. below - 1 that run on this host.
   int count_on_this_host(int below) {
@@ -140,8 +140,8 @@ class Control {
       spread.push_back({false, job_rank(0), all, total});
     }
     if (bytes > 0) memcpy(table + static_cast<size_t>(rank_) * bytes, mine, bytes);
-    process_->transfer(gather, tag_, operation);
-    process_->transfer(spread, tag_, operation);
+    process_->transfer(gather, kTag, operation);
+    process_->transfer(spread, kTag, operation);
   }
 
   template <class Value>
@@ -157,5 +157,4 @@ class Control {
   std::shared_ptr<Process> process_;
   std::vector<int> members_;  // ranks in the job
   int rank_ = 0;              // in this group
-  int tag_;
 };

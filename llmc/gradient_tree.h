@@ -2,12 +2,12 @@
 //
 // Why a tree: a replica that holds micro-batches [a, b) must end with a sum that can be combined with the other
 // replicas' sums to the very bits that one device gets for all micro-batches. A left-to-right sum cannot
-// ((g0+g1)+g2)+g3 != (g0+g1)+(g2+g3); the balanced tree over a contiguous power-of-two block is a subtree of the whole.
-// See design contract C3 (bitwise equality).
+// ((g0+g1)+g2)+g3 != (g0+g1)+(g2+g3). The tree halves: tree(k) = tree(first ceil(k/2)) + tree(last floor(k/2)), so with
+// 2, 4, 8, ... replicas and any k the shares of tree_share() (grid.h) are subtrees of the whole, and nearly equal.
 //
-// How: a binary counter. The gradient of micro-batch j is written to buffer popcount(j) of a stack; then, for every
-// trailing one bit of j, the top of the stack is added to the entry below it. After k micro-batches the stack has
-// popcount(k) entries, which finish() adds from the top down; the result is always in buffer 0.
+// How: leaves come in order. The gradient of a micro-batch is written to the buffer of a stack that its place in the
+// tree says (the number of finished sums that wait for it); then, for every subtree that it completes as a right child,
+// the top of the stack is added to the entry below it. After all k micro-batches the sum is in buffer 0.
 //   memory: floor(log2 k) + 1 buffers          additions: k - 1 in all (12 bytes each per element)
 // Each phase of the backward pass (loss head, input gradient, weight gradient) runs ahead of the others by as many
 // micro-batches as the schedule likes, so each has its own counter; a phase touches only its own ranges of the buffers.
@@ -23,6 +23,24 @@
 #include "llmc/device.h"
 #include "llmc/memory.h"
 #include "llmc/stage_layout.h"
+
+/// Where a leaf stands in the halving tree over `leaves` leaves.
+struct TreePlace {
+  int waiting = 0;    // sums to its left that are complete and not yet added
+  int additions = 0;  // sums that it completes as the last leaf: each is added to the one to its left
+};
+inline TreePlace tree_place(int leaf, int leaves) {
+  TreePlace place;
+  while (leaves > 1) {
+    const int left = (leaves + 1) / 2;
+    const bool goes_left = leaf < left;
+    place.waiting += goes_left ? 0 : 1;
+    place.additions = goes_left ? 0 : place.additions + 1;
+    leaf -= goes_left ? 0 : left;
+    leaves = goes_left ? left : leaves - left;
+  }
+  return place;
+}
 
 class GradientTree {
  public:
@@ -47,38 +65,37 @@ class GradientTree {
     return count;
   }
 
-  /// Starts a step of `micro_batches` micro-batches; a replica without any contributes zeros.
+  /// Starts a step of `micro_batches` micro-batches (at most as many as at construction); a replica without any
+  /// contributes zeros.
   void begin_step(int micro_batches, cudaStream_t stream) {
+    micro_batches_ = micro_batches;
     for (int phase = 0; phase < kGradientPhases; ++phase) finished_[phase] = 0;
     if (micro_batches == 0) CUDA_CHECK(cudaMemsetAsync(buffers_[0].data(), 0, buffers_[0].bytes(), stream));
   }
 
   /// Base of the buffer that the gradient of the phase's next micro-batch goes to, and whether it is added to what is
   /// there.
-  float* leaf(GradientPhase phase) { return buffers_[exact_ ? popcount(finished_[index(phase)]) : 0].data(); }
+  float* leaf(GradientPhase phase) {
+    return buffers_[exact_ ? tree_place(finished_[index(phase)], micro_batches_).waiting : 0].data();
+  }
   bool accumulate(GradientPhase phase) const { return !exact_ && finished_[index(phase)] > 0; }
 
-  /// The phase's next micro-batch is complete on `stream`: carries.
+  /// The phase's next micro-batch is complete on `stream`: adds the sums that it completes.
   void finish_leaf(GradientPhase phase, cudaStream_t stream) {
     const int p = index(phase);
-    int top = popcount(finished_[p]);
-    if (exact_) {
-      for (int carry = finished_[p]; carry & 1; carry >>= 1, --top) add_down(p, top, stream);
-    }
+    const TreePlace place = tree_place(finished_[p], micro_batches_);
+    for (int i = 0; exact_ && i < place.additions; ++i) add_down(p, place.waiting - i, stream);
     ++finished_[p];
   }
 
   /// The step's gradient sums: buffer 0, after the last micro-batch of every phase.
-  float* finish(cudaStream_t stream) {
-    for (int p = 0; p < kGradientPhases; ++p) {
-      for (int top = popcount(finished_[p]) - 1; exact_ && top > 0; --top) add_down(p, top, stream);
-    }
+  float* finish() {
+    for (int p = 0; p < kGradientPhases; ++p) assert(finished_[p] == micro_batches_ || ranges_[p].empty());
     return buffers_[0].data();
   }
 
  private:
   static int index(GradientPhase phase) { return static_cast<int>(phase); }
-  static int popcount(int value) { return __builtin_popcount(static_cast<unsigned>(value)); }
 
   // buffer[top - 1] += buffer[top]: earlier micro-batches are always the left operand.
   void add_down(int phase, int top, cudaStream_t stream) {
@@ -89,6 +106,7 @@ class GradientTree {
   }
 
   bool exact_;
+  int micro_batches_ = 0;  // of this step
   std::vector<DeviceArray<float>> buffers_;
   std::vector<std::pair<size_t, size_t>> ranges_[kGradientPhases];
   int finished_[kGradientPhases] = {};

@@ -35,3 +35,18 @@ inline Share contiguous_share(int total, int parts, int part) {
   const int base = total / parts, extra = total % parts;
   return {part * base + (part < extra ? part : extra), base + (part < extra ? 1 : 0)};
 }
+
+/// The same, cut where the halving tree of gradient_tree.h is cut: as long as `parts` is even, items and parts are
+/// halved, the larger half of the items first. With 2, 4, 8, ... parts every share is a whole subtree.
+inline Share tree_share(int total, int parts, int part) {
+  Share share{0, total};
+  for (; parts % 2 == 0; parts /= 2) {
+    const int left = (share.count + 1) / 2;
+    const bool goes_left = part < parts / 2;
+    share.first += goes_left ? 0 : left;
+    share.count = goes_left ? left : share.count - left;
+    part -= goes_left ? 0 : parts / 2;
+  }
+  const Share rest = contiguous_share(share.count, parts, part);
+  return {share.first + rest.first, rest.count};
+}

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <exception>
 #include <map>
 #include <string>
 #include <utility>
@@ -136,6 +137,9 @@ class DeviceArray {
   }
   void release() {
     if (data_ == nullptr) return;
+    // cudaFree waits for the device. While an exception ends the program, a stream may be waiting for a rank that is
+    // gone: then the memory is left to the end of the process, or the message of the exception would never be printed.
+    if (std::uncaught_exceptions() > 0) return;
     // A destructor must not throw, and an error here is an earlier kernel's: the next synchronisation reports it.
     cudaFree(data_);
     device_memory_count().in_use -= bytes();

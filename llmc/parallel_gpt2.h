@@ -62,7 +62,7 @@ class ParallelGPT2 {
   const Plan& train_plan() const { return train_plan_; }
   const MemoryLedger& ledger() const { return ledger_; }
   StageOptimizer& optimizer() { return *optimizer_; }
-  Share micro_batch_share() const { return contiguous_share(settings_.micro_batches, grid_.replicas, grid_.replica()); }
+  Share micro_batch_share() const { return tree_share(settings_.micro_batches, grid_.replicas, grid_.replica()); }
 
   /// GPT-2 initialisation, keyed by (seed, tensor, element).
   void initialize(uint64_t seed) {
@@ -103,7 +103,8 @@ class ParallelGPT2 {
   void load(const TokenBatch& batch);
   void sum_tied_embedding(float* gradients);
   void exchange_tied_embedding(float* gradients);
-  std::vector<double> global_sums(const TokenBatch& batch, int first, int total, const float* gradients);
+  std::vector<double> global_sums(const TokenBatch& batch, int first, int total, bool with_squares,
+                                  const float* gradients);
   void add_losses(const std::vector<double>& sums, int total, LossSum* result) const;
   [[noreturn]] void report_not_finite(double loss, const std::vector<double>& sums, int step) const;
 

@@ -65,28 +65,26 @@ inline ParallelGPT2::ParallelGPT2(const ParallelSettings& settings, const Grid& 
 
 // Everything that takes device memory, which may be too small on some of the ranks.
 inline void ParallelGPT2::allocate() {
-  const ParallelSettings& settings = settings_;
-  const Grid& grid = grid_;
   const StageRange range = layout_.range;
-  const int most = std::max(1, std::max(micro_batch_share().count, settings.forward_micro_batches));
-  const int slots = std::max(1, train_plan_.slots[grid.stage()]);
+  const int most = std::max(1, std::max(micro_batch_share().count, settings_.forward_micro_batches));
+  const int slots = std::max(1, train_plan_.slots[grid_.stage()]);
   optimizer_ =
-      std::make_unique<StageOptimizer>(ledger_, table_, layout_, settings.zero_stage, replicas_.get(), stream_);
-  gradients_ = std::make_unique<GradientTree>(ledger_, layout_, micro_batch_share().count, settings.exact, stream_);
-  workspace_ = std::make_unique<GPT2Workspace>(ledger_, settings_.model, settings.shape, range.head);
+      std::make_unique<StageOptimizer>(ledger_, table_, layout_, settings_.zero_stage, replicas_.get(), stream_);
+  gradients_ = std::make_unique<GradientTree>(ledger_, layout_, micro_batch_share().count, settings_.exact, stream_);
+  workspace_ = std::make_unique<GPT2Workspace>(ledger_, settings_.model, settings_.shape, range.head);
   stage_ = std::make_unique<GPT2Stage>(GPT2StageSetup{settings_.model, table_, layout_, ledger_, blas_, *workspace_,
-                                                      gradients_.get(), optimizer_->parameters(), settings.shape, slots,
-                                                      most, stream_});
-  std::vector<GPT2Stage*> stages(grid.pipeline, nullptr);
+                                                      gradients_.get(), optimizer_->parameters(), settings_.shape,
+                                                      slots, most, stream_});
+  std::vector<GPT2Stage*> stages(grid_.pipeline, nullptr);
   std::vector<int> ranks;
-  for (int s = 0; s < grid.pipeline; ++s) ranks.push_back(grid.rank_of(s, grid.replica()));
-  stages[grid.stage()] = stage_.get();
-  pipeline_ = std::make_unique<Pipeline<GPT2Stage>>(stages, ranks, grid.stage(), world_, stream_);
-  if (grid.pipeline > 1 && (range.embedding || range.head)) {
+  for (int s = 0; s < grid_.pipeline; ++s) ranks.push_back(grid_.rank_of(s, grid_.replica()));
+  stages[grid_.stage()] = stage_.get();
+  pipeline_ = std::make_unique<Pipeline<GPT2Stage>>(stages, ranks, grid_.stage(), world_, stream_);
+  if (grid_.pipeline > 1 && (range.embedding || range.head)) {
     const Bucket* bucket = optimizer_->find_bucket(range.embedding ? "wte.weight" : "wte.head");
     tied_ = DeviceArray<float>("gradient exchange", optimizer_->reduced_range(*bucket).second, &ledger_);
   }
-  if (range.head) host_losses_ = PinnedArray<float>(static_cast<size_t>(settings.shape.rows()) * most);
+  if (range.head) host_losses_ = PinnedArray<float>(static_cast<size_t>(settings_.shape.rows()) * most);
 }
 
 inline size_t ParallelGPT2::forecast_bytes() const {
@@ -140,18 +138,19 @@ inline void ParallelGPT2::exchange_tied_embedding(float* gradients) {
   add(mine, head, lookup, range.second, stream_);
 }
 
-// One exact sum over the ranks of everything a step needs to know: sums of squares of all norm blocks (with
-// `gradients`), the loss of each of `total` micro-batches, and the number of targets of each.
-inline std::vector<double> ParallelGPT2::global_sums(const TokenBatch& batch, int first, int total,
+// One exact sum over the ranks of everything a step needs to know: sums of squares of all norm blocks (if asked for; a
+// stage without parameters has no `gradients` and takes part), the loss of each of `total` micro-batches, and the
+// number of targets of each.
+inline std::vector<double> ParallelGPT2::global_sums(const TokenBatch& batch, int first, int total, bool with_squares,
                                                      const float* gradients) {
-  const size_t squares = gradients ? total_norm_blocks(buckets_) : 0, rows = settings_.shape.rows();
+  const size_t squares = with_squares ? total_norm_blocks(buckets_) : 0, rows = settings_.shape.rows();
   std::vector<double> sums(squares + 2 * static_cast<size_t>(total), 0.0);
   const bool head = layout_.range.head;
   for (int j = 0; head && j < batch.micro_batches; ++j) {
     CUDA_CHECK(cudaMemcpyAsync(host_losses_.data() + j * rows, stage_->losses(j), rows * sizeof(float),
                                cudaMemcpyDeviceToHost, stream_));
   }
-  if (gradients) optimizer_->square_sums(gradients, sums.data());
+  if (with_squares) optimizer_->square_sums(gradients, sums.data());
   CUDA_CHECK(cudaStreamSynchronize(stream_));
   for (int j = 0; head && j < batch.micro_batches; ++j) {
     double &loss = sums[squares + first + j], &targets = sums[squares + total + first + j];
@@ -189,11 +188,11 @@ inline StepResult ParallelGPT2::train_step(const TokenBatch& batch, AdamW adamw,
   load(batch);
   gradients_->begin_step(batch.micro_batches, stream_);
   pipeline_->run(train_plan_, true);
-  float* gradients = gradients_->finish(stream_);
+  float* gradients = gradients_->finish();
   optimizer_->reduce(gradients);
   sum_tied_embedding(gradients);
   const int total = settings_.micro_batches;
-  const std::vector<double> sums = global_sums(batch, micro_batch_share().first, total, gradients);
+  const std::vector<double> sums = global_sums(batch, micro_batch_share().first, total, true, gradients);
   LossSum loss;
   add_losses(sums, total, &loss);
   double squares = 0.0;
@@ -210,7 +209,7 @@ inline StepResult ParallelGPT2::train_step(const TokenBatch& batch, AdamW adamw,
 inline void ParallelGPT2::evaluate(const TokenBatch& batch, int first, int total, LossSum* sum) {
   load(batch);
   pipeline_->run(make_forward_plan(batch.micro_batches), false);
-  add_losses(global_sums(batch, first, total, nullptr), total, sum);
+  add_losses(global_sums(batch, first, total, false, nullptr), total, sum);
 }
 
 inline std::vector<float> ParallelGPT2::next_token_logits(const int* tokens, int count) {

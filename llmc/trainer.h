@@ -1,8 +1,8 @@
 // trainer.h -- the training loop: restore, then per step  [validate] [sample] [checkpoint]  train  log.
 //
-// Every rank runs the same loop on the same numbers (loss, norm, learning rate, position); rank 0 prints and writes the logs.
-// Nothing in the order of training depends on validation, sampling or checkpoints: data is a function of the position, random
-// numbers are keyed by what they are for.
+// Every rank runs the same loop on the same numbers (loss, norm, learning rate, position); rank 0 prints and writes the
+// logs. Nothing in the order of training depends on validation, sampling or checkpoints: data is a function of the
+// position, random numbers are keyed by what they are for.
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,8 @@ class Trainer {
   void refuse_old_checkpoints() const;
   void restore_or_initialize();
   bool is_due(int64_t every, int64_t step) const { return every > 0 && (step % every == 0 || step == steps_); }
-  TokenBatch read_batch(TokenData& data, const SampleOrder& order, uint64_t position, uint64_t samples, const Share& share);
+  TokenBatch read_batch(TokenData& data, const SampleOrder& order, uint64_t position, uint64_t samples,
+                        const Share& share);
   void validate(int64_t step);
   void sample(int64_t step);
   void save(int64_t step);

@@ -18,7 +18,8 @@ inline void Trainer::open_inputs() {
     const GPT2Config loaded = preset ? *preset : model_file_->config();
     const auto fill = [&](int& option, int value, const char* name) {
       if (option != 0 && option != value && !preset) {
-        user_error("--%s %d differs from %s, which has %d; leave the option out", name, option, options_.load.c_str(), value);
+        user_error("--%s %d differs from %s, which has %d; leave the option out", name, option, options_.load.c_str(),
+                   value);
       }
       if (option == 0) option = value;
     };
@@ -40,9 +41,10 @@ inline void Trainer::open_inputs() {
   order_ = {train_data_->samples(), static_cast<uint64_t>(options_.seed), options_.shuffle};
   steps_ = options_.steps >= 0 ? options_.steps : static_cast<int64_t>(train_data_->samples() / sequences_per_step());
   if (steps_ == 0 && options_.steps < 0) {
-    user_error("--steps -1 (one epoch) is no step: %s has %llu samples, a step takes %llu; use a smaller --batch-tokens",
-               options_.train_data.c_str(), static_cast<unsigned long long>(train_data_->samples()),
-               static_cast<unsigned long long>(sequences_per_step()));
+    user_error(
+        "--steps -1 (one epoch) is no step: %s has %llu samples, a step takes %llu; use a smaller --batch-tokens",
+        options_.train_data.c_str(), static_cast<unsigned long long>(train_data_->samples()),
+        static_cast<unsigned long long>(sequences_per_step()));
   }
 }
 
@@ -51,7 +53,8 @@ inline void Trainer::build_model() {
   if (control_.size() > 1) {
     world_ = make_communicator(control_, options_.comm);
   } else {
-    choose_backend(options_.comm, {this_device()}, nccl_ability());  // not used, but a wish that cannot be met is an error
+    choose_backend(options_.comm, {this_device()},
+                   nccl_ability());  // not used, but a wish that cannot be met is an error
   }
   ParallelSettings settings;
   settings.model = config_;
@@ -82,9 +85,10 @@ inline void Trainer::refuse_old_checkpoints() const {
   if (options_.out.empty() || options_.resume || control_.rank() != 0) return;
   const std::vector<CheckpointName> old = list_checkpoints(file("ckpt"));
   if (old.empty()) return;
-  user_error("--out %s holds checkpoints of an earlier run, up to step %d; use --resume 1 to go on with it, another --out to "
-             "start afresh, or delete %s",
-             options_.out.c_str(), old.front().step, file("ckpt").c_str());
+  user_error(
+      "--out %s holds checkpoints of an earlier run, up to step %d; use --resume 1 to go on with it, another --out to "
+      "start afresh, or delete %s",
+      options_.out.c_str(), old.front().step, file("ckpt").c_str());
 }
 
 inline void Trainer::restore_or_initialize() {
@@ -104,9 +108,9 @@ inline void Trainer::restore_or_initialize() {
     }
   }
   if (!restored && model_file_) {
-    model_->set_parameters([&](const OwnedRange& range, float* out) {
-      model_file_->read(out, range.tensor, range.first, range.count);
-    }, seed);
+    model_->set_parameters(
+        [&](const OwnedRange& range, float* out) { model_file_->read(out, range.tensor, range.first, range.count); },
+        seed);
   } else if (!restored) {
     model_->initialize(seed);
   }
@@ -133,17 +137,19 @@ inline void Trainer::print_layout() const {
   if (control_.rank() != 0) return;
   printf("device      %s, %s, %s transport\n", device_->description().c_str(), sizeof(floatX) == 4 ? "fp32" : "bf16",
          world_ ? world_->backend() : "no");
-  printf("model       GPT-2, %d layers, %d channels, %d heads, vocabulary %d, %lld parameters\n", config_.layers, config_.channels,
-         config_.heads, config_.vocab, static_cast<long long>(gpt2_parameter_count(config_)));
+  printf("model       GPT-2, %d layers, %d channels, %d heads, vocabulary %d, %lld parameters\n", config_.layers,
+         config_.channels, config_.heads, config_.vocab, static_cast<long long>(gpt2_parameter_count(config_)));
   printf("data        %llu tokens, %llu samples of %d; step: %lld tokens in %lld micro-batches of %d x %d\n",
-         static_cast<unsigned long long>(train_data_->tokens()), static_cast<unsigned long long>(train_data_->samples()),
-         options_.seq_len, static_cast<long long>(options_.batch_tokens), static_cast<long long>(micro_batches_per_step(options_)),
+         static_cast<unsigned long long>(train_data_->tokens()),
+         static_cast<unsigned long long>(train_data_->samples()), options_.seq_len,
+         static_cast<long long>(options_.batch_tokens), static_cast<long long>(micro_batches_per_step(options_)),
          options_.micro_batch, options_.seq_len);
   printf("layout      %d stages (blocks %s) x %d replicas, %s, ZeRO %d, simulated bubble %.1f %%\n", grid_.pipeline,
          partition_text(model_->cuts()).c_str(), grid_.replicas, options_.schedule.c_str(), options_.zero,
          100.0 * model_->train_plan().bubble_fraction);
   for (int rank = 0; rank < ranks; ++rank) {
-    printf("memory      rank %d: %.1f MiB planned, %.1f MiB allocated\n", rank, forecast[rank] / 1048576.0, allocated[rank] / 1048576.0);
+    printf("memory      rank %d: %.1f MiB planned, %.1f MiB allocated\n", rank, forecast[rank] / 1048576.0,
+           allocated[rank] / 1048576.0);
   }
   if (first_step_ > 0) printf("resumed     at step %lld\n", static_cast<long long>(first_step_));
   flush_standard_output();

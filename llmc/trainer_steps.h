@@ -15,8 +15,8 @@ inline void Trainer::run() {
   if (options_.save_model) write_model_file();
   const unsigned long long hash = model_->parameter_hash();
   if (control_.rank() == 0) {
-    printf("final step %lld loss %.9g norm %.9g params %016llx\n", static_cast<long long>(std::max(steps_, first_step_)),
-           last_.loss, last_.norm, hash);
+    printf("final step %lld loss %.9g norm %.9g params %016llx\n",
+           static_cast<long long>(std::max(steps_, first_step_)), last_.loss, last_.norm, hash);
     flush_standard_output();
   }
 }
@@ -31,7 +31,8 @@ inline LearningRateSchedule Trainer::learning_rate() const {
   return schedule;
 }
 
-// Files can turn out to be damaged or gone in the middle of a run, on one rank or on several: all stop with one message.
+// Files can turn out to be damaged or gone in the middle of a run, on one rank or on several: all stop with one
+// message.
 inline TokenBatch Trainer::read_batch(TokenData& data, const SampleOrder& order, uint64_t position, uint64_t samples,
                                       const Share& share) {
   TokenBatch batch;
@@ -54,7 +55,8 @@ inline void Trainer::train(int64_t step) {
   adamw.step = static_cast<int>(step + 1);
   adamw.seed = static_cast<uint64_t>(options_.seed);
   const uint64_t position = options_.overfit ? 0 : position_;
-  const TokenBatch batch = read_batch(*train_data_, order_, position, sequences_per_step(), model_->micro_batch_share());
+  const TokenBatch batch =
+      read_batch(*train_data_, order_, position, sequences_per_step(), model_->micro_batch_share());
   last_ = model_->train_step(batch, adamw, options_.clip);
   device_->synchronize();
   position_ += sequences_per_step();
@@ -68,8 +70,8 @@ inline void Trainer::train(int64_t step) {
   log_.train_step(metrics);
 }
 
-// Mean loss per target over the first val_batches steps' worth of the validation data, in the order of the files, in runs of at
-// most kForwardMicroBatches micro-batches per replica. The sum is the same for every layout.
+// Mean loss per target over the first val_batches steps' worth of the validation data, in the order of the files, in
+// runs of at most kForwardMicroBatches micro-batches per replica. The sum is the same for every layout.
 inline void Trainer::validate(int64_t step) {
   uint64_t samples = val_data_->samples();
   const uint64_t batches = static_cast<uint64_t>(options_.val_batches);  // -1: more than there can be
@@ -97,7 +99,8 @@ inline void Trainer::sample(int64_t step) {
   }
   std::string text;
   for (int token : tokens) text += tokenizer_->decode(token);
-  log_.message(format_text("--- sample after step %lld ---\n%s\n---", static_cast<long long>(step), printable_text(text).c_str()));
+  log_.message(format_text("--- sample after step %lld ---\n%s\n---", static_cast<long long>(step),
+                           printable_text(text).c_str()));
 }
 
 inline void Trainer::save(int64_t step) {

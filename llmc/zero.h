@@ -9,7 +9,7 @@
 //
 // The reduction is the same for both and for every number of replicas N: each replica sends slice j of a bucket to
 // replica j (all to all), and replica j adds the N slices as a pairwise tree over the replica numbers. With contiguous
-// micro-batches per replica and the pairwise tree of gradient_tree.h this is, for powers of two, the very tree that one
+// micro-batches per replica and the pairwise tree of gradient_tree.h this is, for 2, 4, 8, ... replicas, the very tree that one
 // device uses: the bits are equal. Everything is issued to the compute stream in one order; nothing here depends on how
 // many stages or ranks there are.
 #pragma once

@@ -23,12 +23,12 @@ runs=runs/quickstart
 rm -rf "$runs"
 mkdir -p "$runs"
 model=(--train-data 'data/text/*train*.bin' --val-data 'data/text/*val*.bin' --vocab 256
-       --layers 4 --channels 128 --heads 4 --seq-len 64 --micro-batch 16 --batch-tokens 4096
-       --lr 2e-3 --lr-schedule cosine --lr-final 0.1 --warmup 30 --weight-decay 0.1 --val-batches 16
-       --steps 600 --val-every 100)
+       --layers 4 --channels 128 --heads 4 --seq-len 64 --micro-batch 8 --batch-tokens 2048
+       --lr 3e-3 --lr-schedule cosine --lr-final 0.1 --warmup 30 --weight-decay 0.1 --val-batches 16
+       --steps 500 --val-every 100)
 
 say "training: mpirun -np 4, 2 pipeline stages x 2 replicas"
-mpirun -np 4 ./train_gpt2 "${model[@]}" --pp 2 --zero 1 --sample-every 600 --sample-tokens 300 --temperature 0.8 \
+mpirun -np 4 ./train_gpt2 "${model[@]}" --pp 2 --zero 1 --sample-every 500 --sample-tokens 300 --temperature 0.8 \
   --out "$runs/parallel" | tee "$runs/parallel.txt"
 
 say "the same training on one device"

@@ -1,5 +1,6 @@
 # test_lib.sh -- building, running and counting, for scripts/test.sh.
 . scripts/mpi_env.sh
+export GTEST_COLOR=no   # mpirun gives rank 0 a terminal; colours would hide the results from count
 
 passed=0
 failed=0

@@ -232,24 +232,39 @@ inline void ordered_with_streams(Communicator& comm) {
   EXPECT_EQ(exchanged.read(), std::vector<unsigned char>(n * bytes, 4));
 }
 
-// A ticket orders an operation behind another one: a received message is sent on, its buffer then received into again.
+// A ticket orders an operation behind another one: what arrives (late) is sent on only then, and a buffer is received
+// into again only when its last message has left. Messages go once round the ranks through two buffers each.
 inline void ordered_with_operations(Communicator& comm) {
-  const int size = comm.size(), rank = comm.rank();
+  const int size = comm.size(), rank = comm.rank(), kRounds = 6;
   if (size == 1) return;
   std::vector<Link> links;
   for (int r = 0; r < size; ++r) links.push_back({r, (r + 1) % size, 500});
   comm.open_links(links);
   const size_t bytes = 777;
-  const int kRounds = 5, next = (rank + 1) % size, previous = (rank + size - 1) % size;
-  TestBuffer token(rank == 0 ? pattern(bytes, 0, 0, 0) : std::vector<unsigned char>(bytes, 0xee));
-  Ticket last;
-  for (int round = 0; round < kRounds; ++round) {  // the token goes round
-    if (rank > 0) last = comm.receive(token.data(), bytes, previous, 500, nullptr, last);
-    last = comm.send(token.data(), bytes, next, 500, nullptr, last);
-    if (rank == 0) last = comm.receive(token.data(), bytes, previous, 500, nullptr, last);
+  const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
+  TestStream compute;
+  compute.sleep();
+  std::vector<TestBuffer> buffers, back;
+  std::vector<Ticket> sent, received;
+  for (int k = 0; k < kRounds; ++k) {
+    if (rank == 0) buffers.emplace_back(pattern(bytes, k, 0, 0));
+    if (rank == 0) back.emplace_back(bytes);
+    if (rank > 0 && k < 2) buffers.emplace_back(bytes);
   }
-  comm.wait_host(last);
-  EXPECT_EQ(token.read(), pattern(bytes, 0, 0, 0));
+  for (int k = 0; k < kRounds; ++k) {
+    const size_t i = static_cast<size_t>(k);
+    if (rank == 0) {
+      sent.push_back(comm.send(buffers[i].data(), bytes, next, 500, compute));
+      received.push_back(comm.receive(back[i].data(), bytes, previous, 500, nullptr));
+    } else {
+      unsigned char* data = buffers[i % 2].data();
+      received.push_back(comm.receive(data, bytes, previous, 500, nullptr, k < 2 ? nullptr : sent[i - 2]));
+      sent.push_back(comm.send(data, bytes, next, 500, nullptr, received[i]));
+    }
+  }
+  for (const Ticket& ticket : received) comm.wait_host(ticket);
+  for (const Ticket& ticket : sent) comm.wait_host(ticket);
+  for (size_t i = 0; i < back.size(); ++i) EXPECT_EQ(back[i].read(), pattern(bytes, static_cast<int>(i), 0, 0));
 }
 
 // Groups made by split() are numbered by (key, rank), talk among themselves, and do not mix with each other or the

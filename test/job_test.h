@@ -39,13 +39,15 @@ inline std::string clean_environment() {
          "OMPI_MCA_mpi_yield_when_idle=1 ";
 }
 
-/// Runs `mpirun -np ranks <this program> mode` with `variables` ("NAME=value NAME=value") in the environment.
+/// Runs `mpirun -np ranks <this program> mode` with `variables` ("NAME=value NAME=value") in the environment; without
+/// mpirun for 0 ranks.
 inline JobResult run_job(int ranks, const std::string& mode, const std::string& variables = "") {
   char self[4096] = "";
   const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
   EXPECT_GT(length, 0);
-  const std::string command = clean_environment() + variables + " timeout -k 5 60 mpirun --bind-to none -np " +
-                              std::to_string(ranks) + " '" + self + "' " + mode + " 2>&1 </dev/null";
+  const std::string launcher = ranks > 0 ? "mpirun --bind-to none -np " + std::to_string(ranks) : "";
+  const std::string command =
+      clean_environment() + variables + " timeout -k 5 60 " + launcher + " '" + self + "' " + mode + " 2>&1 </dev/null";
   const Clock::time_point start = Clock::now();
   FILE* pipe = popen(command.c_str(), "r");
   JobResult result = {-1, 0, ""};
@@ -79,15 +81,17 @@ using JobMode = std::function<void(Control&)>;
 /// main(): one of the `modes` that run_job starts, between `prepare` and `finish`.
 inline int run_job_mode(
     int argc, char** argv, const std::map<std::string, JobMode>& modes, const JobMode& prepare = [](Control&) {}) {
-  Control control(&argc, &argv);
   const auto mode = modes.find(argv[1]);
   if (mode == modes.end()) return 3;
+  std::unique_ptr<Control> control;
   try {
-    prepare(control);
-    mode->second(control);
+    control = std::make_unique<Control>(&argc, &argv);
+    prepare(*control);
+    mode->second(*control);
   } catch (const Error& error) {
     fprintf(stderr, "error: %s\n", error.what());
-    control.abort(error.exit_code());
+    if (control == nullptr) return error.exit_code();
+    control->abort(error.exit_code());
   }
   return 0;
 }

@@ -172,6 +172,7 @@ void sizes_differ(Control& control) {
                                     : comm->send(buffer.data(), 32, 0, 3, nullptr));
   sleep(30);
 }
+void nothing(Control& control) { control.barrier(); }
 void links_differ(Control& control) {
   auto comm = make_communicator(control, "mpi");
   comm->open_links({{1, 0, control.rank()}});
@@ -214,6 +215,15 @@ TEST(Job, DisagreementIsAnError) {
   expect_failure(run_job(2, "links_differ"), "ranks 0 and 1 want different links", 20);
 }
 
+// One of several ranks of a launcher that this MPI does not understand is an error, not one more rank 0.
+TEST(Job, ForeignLauncherIsAnError) {
+  if (test_control()->size() > 1) return;
+  const JobResult job = run_job(0, "nothing", "MV2_COMM_WORLD_SIZE=4");
+  expect_failure(job, "error: started as one of 4 ranks, but the launcher is not", 20);
+  EXPECT_EQ(job.exit_code, 2);
+  EXPECT_EQ(run_job(0, "nothing").exit_code, 0);  // alone
+}
+
 int main(int argc, char** argv) {
   const std::map<std::string, JobMode> modes = {{"receive_without_send", receive_without_send},
                                                 {"send_without_receive", send_without_receive},
@@ -222,6 +232,7 @@ int main(int argc, char** argv) {
                                                 {"rank_is_killed", rank_is_killed},
                                                 {"sizes_differ", sizes_differ},
                                                 {"links_differ", links_differ},
+                                                {"nothing", nothing},
                                                 {"slow_work_never_ends", slow_work_never_ends}};
   return is_job_mode(argc, argv) ? run_job_mode(argc, argv, modes) : run_mpi_tests(argc, argv);
 }

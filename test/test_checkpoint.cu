@@ -327,8 +327,10 @@ TEST(Checkpoint, Prune) {
   cut(run.path(6) + "/m.bin", 8);
   SavedRun next(folder.path());
   warnings([&] { ASSERT_EQ(next.load()->step, 3); });
+  make_folders(next.path(9));  // of who knows whom
   next.store.prune(1, 0);
-  EXPECT_EQ(joined(list_folder(folder.path())), "step-00000003 step-00000005 step-00000006");
+  EXPECT_EQ(joined(list_folder(folder.path())), "step-00000003 step-00000005 step-00000006 step-00000009");
+  remove_folder(next.path(9));
   next.save(6);
   next.store.prune(1, 0);
   EXPECT_EQ(joined(list_folder(folder.path())), "step-00000006");

@@ -89,7 +89,7 @@ class Golden : public testing::Test {
   }
   std::vector<float> read_gradient(const Segment& segment) {
     std::vector<float> values(segment.elements);
-    device_.copy_to_host(values.data(), gradients_.finish(device_.compute()) + segment.begin,
+    device_.copy_to_host(values.data(), gradients_.finish() + segment.begin,
                          values.size() * sizeof(float));
     return values;
   }

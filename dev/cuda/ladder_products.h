@@ -44,21 +44,20 @@ inline double rung_error(const Rung& rung, const LadderCheck& check) {
   return error;
 }
 
-/// Verifies each rung, then times it. `flops`: those of the computation, whatever the rung spends. Returns the exit
-/// code.
-inline int climb_products(const std::vector<Rung>& rungs, const LadderCheck& check, double flops, double ceiling,
-                          int repeats, cudaStream_t stream) {
+inline void print_product_head(double ceiling) {
+  printf("%s, %s, square product of the library: %.1f GFLOP/s\n", device_name().c_str(), kPrecisionName, ceiling);
   printf("%-26s %10s %10s %13s %10s\n", "rung", "ms", "GFLOP/s", "% of library", "error");
-  bool right = true;
-  for (const Rung& rung : rungs) {
-    const double error = rung_error(rung, check);
-    const bool ok = error <= allowed_error(check.terms);
-    right = right && ok;
-    const double ms = fastest_ms(rung.run, repeats, stream);
-    const double gflops = flops / ms * 1e-6;
-    printf("%-26s %10.3f %10.2f %12.1f%% %10.1e%s\n", rung.name.c_str(), ms, gflops, 100 * gflops / ceiling, error,
-           ok ? "" : "  WRONG");
-    printf("    %s\n", rung.adds.c_str());
-  }
-  return right ? 0 : 1;
+}
+
+/// Verifies the rung, then times it. `flops`: those of the computation, whatever the rung spends. Is it right?
+inline bool climb_product(const Rung& rung, const LadderCheck& check, double flops, double ceiling, int repeats,
+                          cudaStream_t stream) {
+  const double error = rung_error(rung, check);
+  const bool right = error <= allowed_error(check.terms);
+  const double ms = fastest_ms(rung.run, repeats, stream);
+  const double gflops = flops / ms * 1e-6;
+  printf("%-26s %10.3f %10.2f %12.1f%% %10.1e%s\n", rung.name.c_str(), ms, gflops, 100 * gflops / ceiling, error,
+         right ? "" : "  WRONG");
+  if (!rung.adds.empty()) printf("    %s\n", rung.adds.c_str());
+  return right;
 }

@@ -2,8 +2,8 @@
 //
 // The threads of a block are plain calls of the kernel, one after another, on the stack of the OS thread. Only a thread
 // that reaches a barrier or a warp collective is suspended: its stack is kept as it is, and the next thread starts on a
-// fresh stack from a pool. So a kernel without barriers is a plain loop that the compiler may vectorise (launch.h), and
-// a barrier costs one change of stacks (context.h), 6 to 12 ns.
+// fresh stack from a pool. A barrier costs one change of stacks (context.h), 6 to 12 ns. Kernels that cannot reach
+// one do not come here at all: they are a plain loop that the compiler vectorises (run_thread_loop in launch.h).
 //
 // Scheduling. For every group of 32 threads (a warp, when kWarpSize is 32) four bit sets: runnable, alive, at the block
 // barrier, arrived at a collective. The lanes of a group run one after another, then the next group: good locality, and
@@ -70,7 +70,7 @@ struct Block {
   SourcePlace place[kMaxThreads];
   Warp warp[kMaxWarps];
   unsigned current, threads, warps, live, waiting, ready_warps, barrier_phase, favourite_warp;
-  bool flat, forward, met;  // met: some threads have met at a barrier or in a collective
+  bool flat, forward;
   dim3 index_shape;
   const char* kernel;
   void (*call)(const void* arguments);  // one thread of the kernel
@@ -93,7 +93,7 @@ struct Block {
 };
 
 // Written by the runtime only; like threadIdx never by address, so that the thread loop can keep them in registers.
-[[maybe_unused]] static __thread bool block_suspended;  // has a thread of the running block been suspended?
+[[maybe_unused]] static __thread bool threads_met;  // set by every barrier and every collective
 [[maybe_unused]] static __thread Block* block_of_os_thread;
 
 inline void free_block(Block* block) {
@@ -185,13 +185,12 @@ LLMC_NO_TSAN inline void fill_thread_indices(Block* block) {
   }
 }
 
-/// First suspension in a block: from here on it is scheduled. Threads below `current` have returned already.
-__attribute__((noinline)) LLMC_NO_TSAN inline void begin_scheduling(unsigned current) {
+/// The start of a block: every thread is alive and runnable, none has been started.
+__attribute__((noinline)) LLMC_NO_TSAN inline void begin_scheduling() {
   Block* block = block_of_os_thread;
   block->threads = blockDim.x * blockDim.y * blockDim.z;
   block->warps = (block->threads + kLanes - 1) / kLanes;
-  block->live = block->threads - current;
-  block->current = current;
+  block->live = block->threads;
   block->waiting = block->ready_warps = block->barrier_phase = 0;
   block->flat = blockDim.y * blockDim.z == 1;
   if (block->flat) {
@@ -201,20 +200,13 @@ __attribute__((noinline)) LLMC_NO_TSAN inline void begin_scheduling(unsigned cur
     fill_thread_indices(block);
   }
   for (unsigned w = 0; w < block->warps; w++) {
-    uint32_t lanes = (w + 1) * kLanes <= block->threads ? ~0u : (1u << (block->threads % kLanes)) - 1;
-    if ((w + 1) * kLanes <= current) {
-      lanes = 0;
-    } else if (w * kLanes < current) {
-      lanes &= ~0u << (current % kLanes);
-    }
+    const uint32_t lanes = (w + 1) * kLanes <= block->threads ? ~0u : (1u << (block->threads % kLanes)) - 1;
     block->alive[w] = block->runnable[w] = lanes;
     block->at_barrier[w] = block->arrived[w] = 0;
     block->warp_phase[w] = 0;
-    if (lanes != 0) block->ready_warps |= 1u << w;
+    block->ready_warps |= 1u << w;
   }
   memset(block->stack_pointer, 0, block->threads * sizeof(void*));
-  block->stack_of[current] = &block->main_stack;
-  block_suspended = true;
 }
 
 /// Reverse: the last runnable thread. Shuffle: a random lane of a favourite warp, which stays the favourite for a
@@ -321,12 +313,11 @@ LLMC_NO_TSAN inline void release_barrier(Block* block) {
 }
 
 __attribute__((noinline)) LLMC_NO_TSAN inline void synchronize_block(const char* file, int line) {
-  if (!block_suspended) begin_scheduling(linear_thread());
   Block* block = block_of_os_thread;
+  threads_met = true;
   // Two addresses in turn: a thread that runs ahead to the next barrier must not be ordered before this one's end.
   char* order = &block->barrier_order[block->barrier_phase & 1];
   order_release(order);
-  block->met = true;
   if (++block->waiting == block->live) {
     release_barrier(block);
   } else {

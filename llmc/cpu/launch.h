@@ -4,9 +4,15 @@
 // pointer, so that it is inlined into the loop over the threads of a block and vectorised with it (as a pointer: 5
 // times slower). The arguments are converted to the kernel's own parameter types and copied into the task.
 //
-// The stream's team takes blocks in increasing order, in chunks. Blocks run to completion: no block may wait for a
-// later one. A block first runs as the plain loop run_all_threads; if a thread is suspended there, the block goes on
-// under the scheduler of fiber.h, and later blocks of this kernel start there at once.
+// The stream's team takes blocks in increasing order, in chunks (the test modes of LLMC_ORDER permute blocks as well as
+// threads). Blocks run to completion: no block may wait for another.
+//
+// A block runs in one of two ways, and a kernel always in the same one:
+//   plain loop   the kernel cannot reach a barrier or a collective: run_thread_loop, vectorised over the threads
+//   scheduled    it may: every thread is a lazy fiber (fiber.h)
+// The compiler decides, see run_thread_loop. Trying the loop first and switching at the first suspension would be
+// simpler, but then two machine codes of the kernel would share the work, one for the blocks before and one for those
+// after: they may contract a * b + c differently, and results would depend on which block happened to be first.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +20,7 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -26,9 +33,12 @@
 // The iterations of the thread loop are CUDA threads: the program itself promises that they do not depend on each
 // other.
 #ifdef __clang__
+#pragma clang diagnostic ignored "-Wpass-failed"  // not every kernel can be vectorised
 #define LLMC_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#define LLMC_ONE_MACHINE_CODE __attribute__((noinline, flatten))
 #else
 #define LLMC_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#define LLMC_ONE_MACHINE_CODE __attribute__((noinline, noclone, flatten))
 #endif
 
 namespace cpu_device {
@@ -38,7 +48,6 @@ constexpr size_t kDefaultSharedBytes = 48 * 1024, kMaxSharedBytes = 227 * 1024;
 /// One per kernel (with its template arguments).
 struct Kernel {
   std::string name;
-  std::atomic<bool> suspends{false};  // has a thread of it ever been suspended?
   std::atomic<size_t> max_shared_bytes{kDefaultSharedBytes};
 };
 
@@ -102,6 +111,10 @@ class KernelTask : public Task {
     // Chunks large enough to keep the counter cheap, small enough to share the work evenly.
     const long threads = static_cast<long>(shape.block.x) * shape.block.y * shape.block.z;
     chunk_ = std::max<long>(1, std::min<long>(blocks_ / (workers_ * 8), 65536 / threads));
+    if (settings().order == ThreadOrder::kShuffle) {
+      step_ = std::max<long>(1, blocks_ * 5 / 8);
+      while (std::gcd(step_, blocks_) != 1) step_++;
+    }
   }
 
   void run(cudaStream_t) override {
@@ -110,15 +123,23 @@ class KernelTask : public Task {
   }
 
  protected:
-  /// All threads of the block one after another; true as soon as one of them has been suspended.
+  /// run_thread_loop of the kernel: all threads of the block as blockDim says. True: the kernel may suspend threads.
   virtual bool run_all_threads() const = 0;
   virtual void (*one_thread() const)(const void* arguments) = 0;
   virtual const void* arguments() const = 0;
 
  private:
   void run_blocks(int worker);
-  void run_block(Block* block, long number) const;
-  void prepare(Block* block) const;
+  void run_block(Block* block, long number, bool plain) const;
+  bool prepare(Block* block) const;
+  void prepare_shared(Block* block) const;
+  /// The k-th block to be run.
+  long block_at(long k) const {
+    if (settings().order == ThreadOrder::kForward) return k;
+    if (settings().order == ThreadOrder::kReverse) return blocks_ - 1 - k;
+    return static_cast<long>((static_cast<uint64_t>(k) * static_cast<uint64_t>(step_) + settings().order_seed) %
+                             static_cast<uint64_t>(blocks_));
+  }
   void poison_shared(Block* block) const {
     if (settings().poison && shape_.shared_bytes != 0) memset(block->dynamic_shared, 0xff, shape_.shared_bytes);
   }
@@ -128,82 +149,96 @@ class KernelTask : public Task {
   long blocks_;
   int workers_;
   long chunk_;
+  long step_ = 1;  // shuffled order of blocks: a number without common divisor with blocks_
   std::atomic<long> next_block_{0};
 };
 
-/// Once per OS thread and launch.
-LLMC_NO_TSAN inline void KernelTask::prepare(Block* block) const {
-  gridDim.x = shape_.grid.x, gridDim.y = shape_.grid.y, gridDim.z = shape_.grid.z;
-  blockDim.x = shape_.block.x, blockDim.y = shape_.block.y, blockDim.z = shape_.block.z;
-  block->kernel = kernel_->name.c_str();
-  block->call = one_thread();
-  block->arguments = arguments();
-  block->forward = settings().order == ThreadOrder::kForward;
-  block->random = TestRandom(settings().order_seed);
-  block->met = false;
+LLMC_NO_TSAN inline void KernelTask::prepare_shared(Block* block) const {
   if (shape_.shared_bytes > block->dynamic_shared_capacity || kAddressSanitizer) {
     allow(block->dynamic_shared, block->dynamic_shared_capacity);
     free(block->dynamic_shared);
     block->dynamic_shared_capacity = (shape_.shared_bytes + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
     block->dynamic_shared = static_cast<char*>(aligned_alloc(kAlignment, block->dynamic_shared_capacity));
-    if (block->dynamic_shared == nullptr)
+    if (block->dynamic_shared == nullptr) {
       fatal("no memory for %zu bytes of dynamic shared memory", shape_.shared_bytes);
+    }
     forbid(block->dynamic_shared + shape_.shared_bytes, block->dynamic_shared_capacity - shape_.shared_bytes);
   }
   block->dynamic_shared_bytes = shape_.shared_bytes;
 }
 
-LLMC_NO_TSAN inline void KernelTask::run_block(Block* block, long number) const {
+/// Once per OS thread and launch. True: the kernel runs as a plain loop.
+LLMC_NO_TSAN inline bool KernelTask::prepare(Block* block) const {
+  block->kernel = kernel_->name.c_str();
+  block->call = one_thread();
+  block->arguments = arguments();
+  block->forward = settings().order == ThreadOrder::kForward;
+  block->random = TestRandom(settings().order_seed);
+  prepare_shared(block);
+  gridDim.x = shape_.grid.x, gridDim.y = shape_.grid.y, gridDim.z = shape_.grid.z;
+  blockDim.x = blockDim.y = blockDim.z = 0;
+  const bool may_suspend = run_all_threads();  // a block without threads: runs nothing, answers the question
+  blockDim.x = shape_.block.x, blockDim.y = shape_.block.y, blockDim.z = shape_.block.z;
+  threads_met = false;
+  return !kThreadSanitizer && block->forward && !may_suspend;
+}
+
+LLMC_NO_TSAN inline void KernelTask::run_block(Block* block, long number, bool plain) const {
   blockIdx.x = static_cast<unsigned>(number % shape_.grid.x);
   blockIdx.y = static_cast<unsigned>(number / shape_.grid.x % shape_.grid.y);
   blockIdx.z = static_cast<unsigned>(number / shape_.grid.x / shape_.grid.y);
   block->block_number++;
+  if (plain) {
+    run_all_threads();
+    return;
+  }
+  begin_scheduling();
+  const unsigned first = block->forward ? 0 : pick(block);
+  block->current = first;
   if constexpr (kThreadSanitizer) {
     run_block_on_fibers(block);
   } else {
-    if (!block->forward || kernel_->suspends.load(std::memory_order_relaxed)) {
-      begin_scheduling(0);
-      const unsigned first = block->forward ? 0 : pick(block);
-      block->current = first;
-      block->stack_of[first] = &block->main_stack;
-      start_thread(block, first);
-    } else {
-      if (!run_all_threads()) return;
-      kernel_->suspends.store(true, std::memory_order_relaxed);
-    }
+    block->stack_of[first] = &block->main_stack;
+    start_thread(block, first);
     for (unsigned t = finish_thread(); t < block->threads; t = finish_thread()) start_thread(block, t);
   }
-  block_suspended = false;
 }
 
 LLMC_NO_TSAN inline void KernelTask::run_blocks(int worker) {
   Block* block = this_block();
-  prepare(block);
+  const bool plain = prepare(block);
   if constexpr (kThreadSanitizer) {
     prepare_fibers(block, shape_.block.x * shape_.block.y * shape_.block.z);
-    for (long number = worker; number < blocks_; number += workers_) {
-      const bool shared = block->met || shape_.shared_bytes != 0;
+    for (long k = worker; k < blocks_; k += workers_) {
+      const bool shared = threads_met || shape_.shared_bytes != 0;
       if (shared) order_now_after_threads(block);
       poison_shared(block);
-      if (shared || number == worker) order_threads_after_now(block);
-      run_block(block, number);
+      if (shared || k == worker) order_threads_after_now(block);
+      run_block(block, block_at(k), plain);
     }
     order_now_after_threads(block);
   } else {
     for (;;) {
       const long begin = next_block_.fetch_add(chunk_, std::memory_order_relaxed);
       if (begin >= blocks_) break;
-      for (long number = begin; number < std::min(begin + chunk_, blocks_); number++) {
+      for (long k = begin; k < std::min(begin + chunk_, blocks_); k++) {
         poison_shared(block);
-        run_block(block, number);
+        run_block(block, block_at(k), plain);
       }
     }
   }
 }
 
-/// The thread loop. `call` is a copy in a local variable: nothing the kernel stores can change the kernel's arguments.
+/// The plain loop over the threads of a block. `call` is a copy in a local variable: nothing the kernel stores can
+/// change the kernel's arguments.
+///
+/// The result answers: may a thread of this kernel be suspended? Every barrier and collective sets threads_met. If the
+/// compiler, with the whole kernel inlined here, still knows threads_met to be false at the end, no thread can have met
+/// another. It knows that or it does not, at compile time; where it does not (a call that it does not see through, no
+/// optimisation), the kernel is scheduled: always correct, only slower.
 template <class Call>
-__attribute__((noinline, flatten)) bool run_thread_loop(const Call call) {
+LLMC_ONE_MACHINE_CODE bool run_thread_loop(const Call call) {
+  threads_met = false;
   const int size_x = static_cast<int>(blockDim.x);
   const unsigned size_y = blockDim.y, size_z = blockDim.z;
   for (unsigned z = 0; z < size_z; z++) {
@@ -215,15 +250,14 @@ __attribute__((noinline, flatten)) bool run_thread_loop(const Call call) {
         threadIdx.x = static_cast<unsigned>(x);
         signed_thread_x = x;
         call();
-        if (__builtin_expect(block_suspended, 0)) return true;
       }
     }
   }
-  return false;
+  return !__builtin_constant_p(threads_met);
 }
 
 template <class Call>
-__attribute__((noinline)) void run_one_thread(const void* call) {
+LLMC_ONE_MACHINE_CODE void run_one_thread(const void* call) {
   (*static_cast<const Call*>(call))();
 }
 

@@ -77,7 +77,7 @@ inline void load_matrices(uint32_t (&r)[4], const void* row, const Collective* c
     fatal("kernel %s: ldmatrix from an address that is not 16-byte aligned", block_of_os_thread->kernel);
   }
   memcpy(r, row, 16);
-  Block* block = scheduled_block();
+  Block* block = block_of_os_thread;
   uint32_t* column = column_of_lane(block);
   for (unsigned j = 0; j < 4; j++) column[kLanes * j] = r[j];
   meet(block, ~0u, collective, place);
@@ -154,7 +154,7 @@ inline void wait_for_copies(unsigned groups_kept) {
 
 inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], LLMC_PLACE_PARAMETERS) {
   using namespace cpu_device;
-  Block* block = scheduled_block();
+  Block* block = block_of_os_thread;
   uint32_t* column = column_of_lane(block);
   for (unsigned r = 0; r < 4; r++) column[kLanes * (kRegisterA + r)] = a[r];
   for (unsigned r = 0; r < 2; r++) column[kLanes * (kRegisterB + r)] = b[r];

@@ -49,10 +49,8 @@ LLMC_NO_TSAN inline void order_now_after_threads(Block* block) {
 
 /// Runs one block, each thread on its own stack; the OS thread itself only starts the first one.
 LLMC_NO_TSAN inline void run_block_on_fibers(Block* block) {
-  begin_scheduling(0);
-  const unsigned first = block->forward ? 0 : pick(block);
+  const unsigned first = block->current;
   void* pointer = start_stack(block, first);
-  block->current = first;
   set_thread_index(block, first);
   __tsan_switch_to_fiber(block->tsan_fiber[first], 1);
   change_stack(&block->main_pointer, nullptr, block->stack_of[first], pointer);

@@ -13,11 +13,6 @@
 
 namespace cpu_device {
 
-LLMC_NO_TSAN inline Block* scheduled_block() {
-  if (!block_suspended) begin_scheduling(linear_thread());
-  return block_of_os_thread;
-}
-
 LLMC_NO_TSAN inline uint32_t* column_of_lane(Block* block) {
   return &block->warp[block->current / kLanes].column[0][block->current % kLanes];
 }
@@ -55,7 +50,7 @@ __attribute__((noinline)) LLMC_NO_TSAN inline void meet(Block* block, uint32_t m
   const uint32_t lanes = mask & block->alive[w];
   char* order = &block->warp_order[w][block->warp_phase[w] & 1];
   order_release(order);
-  block->met = true;
+  threads_met = true;
   if ((block->arrived[w] & lanes) == lanes) {
     complete_collective(block, mask, lanes, collective);
   } else {
@@ -139,7 +134,7 @@ template <class T>
 LLMC_NO_TSAN inline T exchange(uint32_t mask, T value, uint32_t source, const Collective* collective,
                                SourcePlace place) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "values of 4 or 8 bytes");
-  Block* block = scheduled_block();
+  Block* block = block_of_os_thread;
   uint32_t* column = column_of_lane(block);
   uint64_t all = 0;
   memcpy(&all, &value, sizeof(T));
@@ -201,7 +196,7 @@ inline void __syncwarp(unsigned mask = ~0u, LLMC_PLACE_PARAMETERS) {
   if constexpr (kWarpSize == 1) {
     (void)mask, (void)file, (void)line;
   } else {
-    cpu_device::meet(cpu_device::scheduled_block(), mask, &cpu_device::kSyncWarp, {file, line});
+    cpu_device::meet(cpu_device::block_of_os_thread, mask, &cpu_device::kSyncWarp, {file, line});
   }
 }
 

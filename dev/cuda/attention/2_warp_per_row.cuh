@@ -20,15 +20,22 @@ __device__ __forceinline__ float warp_dot(const floatX* __restrict__ a, const fl
   return warp_sum(sum);
 }
 
-/// sum[i] += factor x[lane + i * kWarpSize]
+/// sum[i] += factor x[lane + i * kWarpSize]. The indices of sum are constants after unrolling: it stays in registers.
 __device__ __forceinline__ void add_scaled(float* __restrict__ sum, float factor, const floatX* __restrict__ x,
                                            int HS) {
-  SIMD_LOOP
-  for (int d = threadIdx.x; d < HS; d += kWarpSize) sum[d / kWarpSize] += factor * (float)x[d];
+  UNROLL
+  for (int i = 0; i < kPerLane; i++) {
+    const int d = static_cast<int>(threadIdx.x) + i * kWarpSize;
+    if (d < HS) sum[i] += factor * (float)x[d];
+  }
 }
 
 __device__ __forceinline__ void store(floatX* __restrict__ target, const float* __restrict__ sum, int HS) {
-  for (int d = threadIdx.x; d < HS; d += kWarpSize) target[d] = (floatX)sum[d / kWarpSize];
+  UNROLL
+  for (int i = 0; i < kPerLane; i++) {
+    const int d = static_cast<int>(threadIdx.x) + i * kWarpSize;
+    if (d < HS) target[d] = (floatX)sum[i];
+  }
 }
 
 /// One row: scores, softmax and output.

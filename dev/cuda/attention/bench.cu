@@ -2,12 +2,17 @@
 //
 //   make build/cpu-fp32-w1/ladder_attention
 //   build/cpu-fp32-w1/ladder_attention [--batch B] [--length T] [--channels C] [--heads NH] [--repeats R]
-// FLOPs are those of causal attention without recomputation: 2 B T^2 C forward, 5 B T^2 C backward.
+// FLOPs are those of causal attention without recomputation: 2 B T^2 C forward, 5 B T^2 C backward. The tensor-core
+// rung is there with PRECISION=bf16 on a GPU, or WARP=32 on the CPU device.
 #include "dev/cuda/attention/1_materialised.cuh"
 #include "dev/cuda/attention/2_warp_per_row.cuh"
 #include "dev/cuda/attention/3_online_softmax.cuh"
 #include "dev/cuda/attention/4_production.cuh"
 #include "dev/cuda/attention/reference.h"
+#if defined(PRECISION_BF16) && (defined(__CUDACC__) || LLMC_WARP == 32)
+#define LADDER_TENSOR_CORES
+#include "dev/cuda/attention/5_tensor_cores.cuh"
+#endif
 #include "dev/cuda/ladder_products.h"
 
 // A layer on the device.
@@ -47,13 +52,21 @@ struct AttentionRung {
   Pass forward, backward;
 };
 
-static std::vector<AttentionRung> all_rungs() {
-  return {
+static std::vector<AttentionRung> all_rungs(int HS) {
+  std::vector<AttentionRung> rungs = {
       {"1 materialised", "one thread per element; T x T arrays", materialised::forward, materialised::backward},
       {"2 warp per row", "coalesced loads, sums in registers, one kernel", warp_per_row::forward,
        warp_per_row::backward},
       {"3 online softmax", "no T x T array", online_softmax_rung::forward, online_softmax_rung::backward},
       {"4 production", "tiles in shared memory, micro-tiles in registers", production::forward, production::backward}};
+#ifdef LADDER_TENSOR_CORES
+  if (HS == tensor_cores::kHead) {
+    rungs.push_back({"5 tensor cores", "tensor cores and asynchronous copies (backward: production)",
+                     tensor_cores::forward, production::backward});
+  }
+#endif
+  (void)HS;
+  return rungs;
 }
 
 static int climb_attention(const AttentionShape& s, int repeats, cudaStream_t stream) {
@@ -62,10 +75,10 @@ static int climb_attention(const AttentionShape& s, int repeats, cudaStream_t st
                                          std::vector<double>(dout.begin(), dout.end()));
   AttentionArrays a(s, qkv, dout, stream);
   const double ceiling = library_gflops(1024, repeats, stream);
-  printf("%s, %s, square product of the library %.1f GFLOP/s\n", device_name().c_str(), kPrecisionName, ceiling);
+  print_product_head(ceiling);
   const double flops = 2.0 * s.elements() * s.T;
-  int result = 0;
-  for (const AttentionRung& rung : all_rungs()) {
+  bool right = true;
+  for (const AttentionRung& rung : all_rungs(s.HS)) {
     const auto forward = [&, rung] { rung.forward(a.run, stream); };
     const auto backward = [&, rung] { rung.backward(a.run, stream); };
     const LadderCheck forward_check = {[&] { a.poison(); },
@@ -76,12 +89,12 @@ static int climb_attention(const AttentionShape& s, int repeats, cudaStream_t st
                                        s.T};
     const LadderCheck backward_check = {
         [&] { a.dqkv.poison(); }, [&] { return std::vector<std::vector<double>>{a.dqkv.read()}; }, {exact.dqkv}, s.T};
-    const std::string name = rung.name;
-    result |= climb_products({{name, rung.adds, forward}}, forward_check, flops, ceiling, repeats, stream);
-    result |=
-        climb_products({{name + " backward", "", backward}}, backward_check, 2.5 * flops, ceiling, repeats, stream);
+    const Rung forward_rung = {std::string(rung.name) + " forward", rung.adds, forward};
+    const Rung backward_rung = {std::string(rung.name) + " backward", "", backward};
+    right &= climb_product(forward_rung, forward_check, flops, ceiling, repeats, stream);
+    right &= climb_product(backward_rung, backward_check, 2.5 * flops, ceiling, repeats, stream);
   }
-  return result;
+  return right ? 0 : 1;
 }
 
 int main(int argc, char** argv) {

@@ -4,7 +4,7 @@
 #include "llmc/device.h"
 
 /// Longest head of the rungs that keep a row of the output in registers.
-constexpr int kMaxHead = 128;
+constexpr int kMaxHead = 64;
 
 struct AttentionRun {
   int B, T, C, NH;
