@@ -234,7 +234,8 @@ __device__ __forceinline__ BackwardTiles backward_tiles(float* memory) {
 template <Rows kRows>
 __device__ __forceinline__ void recompute_scores(const BackwardTiles& tiles, HeadView column, HeadView dcolumn,
                                                  HeadView row, HeadView drow, const AttentionBlock& block,
-                                                 const AttentionSizes& n, TilePlace place, bool first) {
+                                                 const AttentionSizes& n, TilePlace place) {
+  const bool first = place.row == (kRows == Rows::kKeys ? 0 : place.column);
   for (int i = 0; i < n.slices; i++) {
     const SlicePlace slice = slice_place(block, n, i);
     if (first || n.slices > 1) {
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     const TilePlace place = {query, block.column, n.T};
     load_statistics(tiles.lse, lse + block.row, query, kTileRows, n.T);
     load_statistics(tiles.delta, delta + block.row, query, kTileRows, n.T);
-    recompute_scores<Rows::kQueries>(tiles, k, v, q, dout_head, block, n, place, query == block.column);
+    recompute_scores<Rows::kQueries>(tiles, k, v, q, dout_head, block, n, place);
     accumulate_result<Rows::kQueries>(dv, nullptr, tiles.scores, tiles.drows, own.width, place);
     accumulate_result<Rows::kQueries>(dk, nullptr, tiles.dscores, tiles.rows, own.width, place);
     __syncthreads();
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
   const int end = min(block.column + kTileColumns, n.T);
   for (int key = 0; key < end; key += kTileRows) {
     const TilePlace place = {key, block.column, n.T};
-    recompute_scores<Rows::kKeys>(tiles, q, dout_head, k, v, block, n, place, key == 0);
+    recompute_scores<Rows::kKeys>(tiles, q, dout_head, k, v, block, n, place);
     accumulate_result<Rows::kKeys>(dq, nullptr, tiles.dscores, tiles.rows, own.width, place);
     __syncthreads();
   }

@@ -5,8 +5,6 @@
 """
 
 import os
-import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -190,39 +188,64 @@ class DamagedCheckpoints(TrainTest):
 
 class FullDisk(TrainTest):
     def mount(self, size):
-        """A file system of this size at disk/."""
+        """A file system of so many KiB at disk/."""
         os.mkdir(self.path("disk"))
-        command = ["mount", "-t", "tmpfs", "-o", "size=" + size, "none", self.path("disk")]
+        command = ["mount", "-t", "tmpfs", "-o", "size=%dk" % size, "none", self.path("disk")]
         if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
             self.skipTest("mounting a small file system needs root")
-        self.addCleanup(subprocess.run, ["umount", "-l", self.path("disk")], check=True)
 
-    def remount(self, size):
-        subprocess.run(["mount", "-o", "remount,size=" + size, self.path("disk")], check=True)
+    def unmount(self):
+        subprocess.run(["umount", "-l", self.path("disk")], check=True)
+        os.rmdir(self.path("disk"))
 
-    # The log does not fit: one line names the file and the reason. With space again the run goes on from its checkpoint.
+    def enlarge(self, size):
+        subprocess.run(["mount", "-o", "remount,size=%dk" % size, self.path("disk")], check=True)
+
+    # There is no room for the next line of a log: one line names the file and the reason.
     def test_log(self):
-        run = {"steps": 80, "val_every": 1, "checkpoint_every": 20}
+        for ranks in (1, 4):
+            with self.subTest(ranks):
+                self.mount(20)  # five pages: config.txt, main.log, metrics.jsonl, and one or two to grow
+                try:
+                    result = self.run_to_end(ranks=ranks, out="disk/run", **ENDLESS)
+                    self.assert_one_error(result, 1, "writing failed: No space left on device; free some space and start again")
+                    self.assertRegex(result.errors[0], r"disk/run/(main\.log|metrics\.jsonl): ")
+                finally:
+                    self.unmount()
+
+    # There is no room for the next checkpoint: one line says which; those before are as they were, nothing half is left, and with
+    # more room the run goes on from them.
+    def test_checkpoint(self):
+        run = {"steps": 12, "checkpoint_every": 4, "val_every": 0}
         whole = self.train(out="whole", **run)
         for ranks in (1, 4):
             with self.subTest(ranks):
-                self.mount("4m")
-                with open(self.path("disk/filler"), "wb") as file:
-                    file.write(bytes(3600 << 10))
-                self.remount("%dk" % (3600 + 432 + 16))  # a checkpoint of 3 x 136 KiB, and four pages
-                result = self.run_to_end(ranks=ranks, out="disk/run", **run)
-                self.assert_one_error(result, 1, "No space left on device; free some space and start again")
-                self.assertRegex(result.errors[0], r"disk/run/(main\.log|metrics\.jsonl|ckpt/step-00000040\.tmp)")
-                self.remount("8m")
-                result = self.train(ranks=ranks, out="disk/run", resume=1, **run)
-                self.assertIn("resumed     at step 20", result.out)
-                self.assertEqual(result.final, whole.final)
-                self.assert_same_run("disk/run", "whole")
-                self.doCleanups_of_disk()
+                self.mount(1100)  # two checkpoints of 412 KiB, and the logs
+                try:
+                    result = self.run_to_end(ranks=ranks, pp=min(ranks, 2), out="disk/run", **run)
+                    self.assert_one_error(result, 1, "error: checkpoint of step 12 not written: disk/run/ckpt/step-00000012.tmp/")
+                    self.assertIn("No space left on device", result.errors[0])
+                    self.assertEqual(sorted(os.listdir(self.path("disk/run/ckpt"))), ["step-00000004", "step-00000008"])
+                    self.enlarge(4000)
+                    resumed = self.train(ranks=ranks, out="disk/run", resume=1, **run)
+                    self.assertIn("resumed     at step 8", resumed.out)
+                    self.assertEqual(resumed.final, whole.final)
+                    self.assert_same_run("disk/run", "whole")
+                finally:
+                    self.unmount()
 
-    def doCleanups_of_disk(self):
-        subprocess.run(["umount", "-l", self.path("disk")], check=True)
-        os.rmdir(self.path("disk"))
+    # The same without root: /dev/full in the place of a log, and as standard output.
+    def test_device_that_is_always_full(self):
+        for name in ("main.log", "metrics.jsonl"):
+            os.mkdir(self.path(name + ".run"))
+            os.symlink("/dev/full", self.path(name + ".run/" + name))
+            for ranks in (1, 4):
+                result = self.run_to_end(ranks=ranks, out=name + ".run", val_every=0)
+                self.assert_one_error(result, 1, "%s.run/%s: writing failed: No space left on device" % (name, name))
+        to_full = ("bash", "-c", 'exec "$@" >/dev/full', "bash")
+        for arguments in (None, ["--help"]):
+            result = self.run_to_end(wrapper=to_full, arguments=arguments)
+            self.assert_one_error(result, 1, "standard output: writing failed: No space left on device")
 
 
 if __name__ == "__main__":

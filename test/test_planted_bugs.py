@@ -27,6 +27,9 @@ OUT_OF_BOUNDS = r"ERROR: AddressSanitizer: use-after-poison"
 BOUNDS = r"runtime error: index 128 out of bounds for type 'float \[128\]'"
 RACE = r"WARNING: ThreadSanitizer: data race"
 NAN = r"^result -?nan$"
+HOST_ACCESS = "host code accessed device memory: byte 28 of an array of 4000 bytes"
+WHO_WAITS = (r"threads 0-15: wait at __syncthreads at .*planted_bugs.cu:\d+\n"
+             r" +threads 16-31: wait in warp_sum .*planted_bugs.cu:\d+")
 
 # name, build, environment, report of the bug, further words of it, result of the corrected twin
 BUGS = [
@@ -43,16 +46,17 @@ BUGS = [
     ("blocks_race", "thread", {}, RACE, "blocks_race<false>", "8"),
     ("missing_event", "thread", {}, RACE, "copy_kernel", "999"),
     ("missing_synchronize", "thread", {}, RACE, "missing_synchronize", "999"),
-    ("missing_barrier_after_async", "thread", {"LLMC_LATE_ASYNC": "1"}, RACE, "missing_barrier_after_async<false>", "8128"),
+    ("missing_barrier_after_async", "thread", {"LLMC_LATE_ASYNC": "1"}, RACE, "missing_barrier_after_async<false>",
+     "8128"),
     ("missing_async_wait", "debug", {"LLMC_LATE_ASYNC": "1"}, NAN, "", "8128"),
     ("missing_async_wait", "thread", {"LLMC_LATE_ASYNC": "1"}, NAN, "", "8128"),
     ("uninitialised_read", "debug", {}, NAN, "", "8128"),
     ("uninitialised_read", "address", {}, NAN, "", "8128"),
     ("uninitialised_shared", "debug", {}, NAN, "", "8128"),
-    ("host_access", "debug", {"LLMC_GUARD": "1"}, "host code accessed device memory: byte 28 of an array of 4000 bytes", "", "7"),
-    ("host_access", "address", {"LLMC_GUARD": "1"}, "host code accessed device memory: byte 28 of an array of 4000 bytes", "", "7"),
+    ("host_access", "debug", {"LLMC_GUARD": "1"}, HOST_ACCESS, "", "7"),
+    ("host_access", "address", {"LLMC_GUARD": "1"}, HOST_ACCESS, "", "7"),
     ("divergent_barrier", "debug", {}, r"deadlock in kernel .*divergent_barrier<false>, block \(0,0,0\)",
-     r"threads 0-15: wait at __syncthreads at .*planted_bugs.cu:\d+\n +threads 16-31: wait in warp_sum .*planted_bugs.cu:\d+", "260096"),
+     WHO_WAITS, "260096"),
     ("divergent_barrier", "thread", {}, "deadlock in kernel", "wait at __syncthreads", "260096"),
 ]
 
@@ -77,7 +81,7 @@ def program(build):
 def run(path, *arguments, environment=None):
     settings = {key: value for key, value in os.environ.items() if not key.startswith("LLMC_")}
     settings.update(environment or {})
-    settings.update({"ASAN_OPTIONS": "", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "", "OMP_NUM_THREADS": "2"})
+    settings.update(ASAN_OPTIONS="", UBSAN_OPTIONS="print_stacktrace=1", TSAN_OPTIONS="", OMP_NUM_THREADS="2")
     result = subprocess.run([path, *arguments], env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             text=True, errors="replace", timeout=60)
     return result.returncode, result.stdout

@@ -190,13 +190,14 @@ class TrainTest(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def start(self, ranks=1, arguments=None, environment=None, timeout=120, launcher=(), **options):
-        """Starts train_gpt2 with TINY, changed by `options` (seq_len=8 is --seq-len 8), or with `arguments` alone."""
+    def start(self, ranks=1, arguments=None, environment=None, timeout=120, wrapper=(), **options):
+        """Starts train_gpt2 with TINY, changed by `options` (seq_len=8 is --seq-len 8), or with `arguments` alone. One rank
+        runs without mpirun. `wrapper`: a command that runs the command after it."""
         changed = dict(TINY, **{name.replace("_", "-"): value for name, value in options.items()})
         command = [TRAIN] + (flags(changed) if arguments is None else list(arguments))
-        if ranks > 1 or launcher:
-            command = ["mpirun", "-np", str(ranks), *launcher] + command
-        return Run(command, self.folder, dict(self.environment, **(environment or {})), timeout)
+        if ranks > 1:
+            command = ["mpirun", "-np", str(ranks)] + command
+        return Run([*wrapper, *command], self.folder, dict(self.environment, **(environment or {})), timeout)
 
     def run_to_end(self, **arguments):
         return self.start(**arguments).wait()

@@ -107,18 +107,19 @@ class SingleThreaded {
 #endif
 };
 
-/// D := alpha op(A) op(B) + beta D for packed or strided float matrices, in the calling thread.
 struct FloatMatrix {
   const float* data;
   size_t leading;
   bool transpose;
 };
-inline void single_thread_sgemm(int rows, int columns, int inner, float alpha, FloatMatrix a, FloatMatrix b, float beta,
-                                float* d, size_t leading_d) {
+
+/// d (tile.rows x tile.columns) := alpha op(a) op(b) + beta d, summed over `inner`, in the calling thread.
+inline void single_thread_sgemm(const MatmulTile& tile, int inner, float alpha, FloatMatrix a, FloatMatrix b,
+                                float beta, float* d, size_t leading_d) {
   const SingleThreaded scope{};
-  cblas_sgemm(CblasColMajor, a.transpose ? CblasTrans : CblasNoTrans, b.transpose ? CblasTrans : CblasNoTrans, rows,
-              columns, inner, alpha, a.data, static_cast<int>(a.leading), b.data, static_cast<int>(b.leading), beta, d,
-              static_cast<int>(leading_d));
+  cblas_sgemm(CblasColMajor, a.transpose ? CblasTrans : CblasNoTrans, b.transpose ? CblasTrans : CblasNoTrans,
+              tile.rows, tile.columns, inner, alpha, a.data, static_cast<int>(a.leading), b.data,
+              static_cast<int>(b.leading), beta, d, static_cast<int>(leading_d));
 }
 
 /// Grows once per thread and is kept: a tile of A, of B and of D as float, for bf16.
@@ -169,8 +170,7 @@ inline void bf16_product(const MatmulTask& task, const MatmulTile& tile, float* 
                  task.transpose_a ? tile.rows : inner);
     convert_runs(float_b, b + offset(task.transpose_b, task.leading_b, k, tile.column), task.leading_b, run_b,
                  task.transpose_b ? inner : tile.columns);
-    single_thread_sgemm(tile.rows, tile.columns, inner, task.alpha,
-                        {float_a, static_cast<size_t>(run_a), task.transpose_a},
+    single_thread_sgemm(tile, inner, task.alpha, {float_a, static_cast<size_t>(run_a), task.transpose_a},
                         {float_b, static_cast<size_t>(run_b), task.transpose_b}, k == 0 ? beta : 1.0f, sum, leading);
   }
 }
@@ -198,7 +198,7 @@ inline void float_tile(const MatmulTask& task, const MatmulTile& tile, Conversio
   }
   const float* a = static_cast<const float*>(task.a) + offset(task.transpose_a, task.leading_a, tile.row, 0);
   const float* b = static_cast<const float*>(task.b) + offset(task.transpose_b, task.leading_b, 0, tile.column);
-  single_thread_sgemm(tile.rows, tile.columns, task.inner, task.alpha, {a, task.leading_a, task.transpose_a},
+  single_thread_sgemm(tile, task.inner, task.alpha, {a, task.leading_a, task.transpose_a},
                       {b, task.leading_b, task.transpose_b}, beta, d, task.leading_d);
 }
 

@@ -38,17 +38,17 @@ __device__ __forceinline__ void store(floatX* __restrict__ target, const float* 
   }
 }
 
+/// The row of this warp.
+__device__ __forceinline__ size_t warp_index() { return static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y; }
+
 /// One row: scores, softmax and output.
-__global__ void forward_kernel(floatX* out, float* lse, float* p, const floatX* qkv, int T, int C, int NH, size_t rows,
-                               float scale) {
-  const size_t number = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (number >= rows) return;
-  const AttentionRow row(number, NH, T);
-  const int HS = C / NH, count = row.t + 1;
-  float* x = p + number * T;
-  const floatX* q = qkv + row.packed(row.t, 0, T, C, HS);
+__global__ void forward_kernel(AttentionRun run) {
+  const AttentionRow row(run, warp_index());
+  if (row.number >= run.rows()) return;
+  const int HS = run.HS, count = row.t + 1;
+  float* x = run.p + row.number * run.T;
   for (int j = 0; j < count; j++) {
-    const float score = scale * warp_dot(q, qkv + row.packed(j, 1, T, C, HS), HS);
+    const float score = run.scale * warp_dot(row.q(row.t), row.k(j), HS);
     if (threadIdx.x == 0) x[j] = score;
   }
   __syncwarp();
@@ -63,51 +63,45 @@ __global__ void forward_kernel(floatX* out, float* lse, float* p, const floatX* 
   for (int j = threadIdx.x; j < count; j += kWarpSize) x[j] = expf(x[j] - maximum) / sum;
   __syncwarp();
   float result[kPerLane] = {};
-  for (int j = 0; j < count; j++) add_scaled(result, x[j], qkv + row.packed(j, 2, T, C, HS), HS);
-  store(out + row.plain(row.t, T, C, HS), result, HS);
-  if (threadIdx.x == 0) lse[number] = maximum + logf(sum);
+  for (int j = 0; j < count; j++) add_scaled(result, x[j], row.v(j), HS);
+  store(run.out + row.plain(row.t), result, HS);
+  if (threadIdx.x == 0) run.lse[row.number] = maximum + logf(sum);
 }
 
 /// One row: gradient of its scores into dp, and dq.
-__global__ void query_kernel(floatX* dqkv, float* dp, const float* p, const floatX* dout, const floatX* qkv, int T,
-                             int C, int NH, size_t rows, float scale) {
-  const size_t number = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (number >= rows) return;
-  const AttentionRow row(number, NH, T);
-  const int HS = C / NH, count = row.t + 1;
-  float* dx = dp + number * T;
-  const float* x = p + number * T;
-  const floatX* o = dout + row.plain(row.t, T, C, HS);
+__global__ void query_kernel(AttentionRun run) {
+  const AttentionRow row(run, warp_index());
+  if (row.number >= run.rows()) return;
+  const int HS = run.HS, count = row.t + 1;
+  float* dx = run.dp + row.number * run.T;
+  const float* x = run.p + row.number * run.T;
   float delta = 0.0f;
   for (int j = 0; j < count; j++) {
-    const float gradient = warp_dot(o, qkv + row.packed(j, 2, T, C, HS), HS);
+    const float gradient = warp_dot(row.dout(row.t), row.v(j), HS);
     delta += x[j] * gradient;
     if (threadIdx.x == 0) dx[j] = gradient;
   }
   __syncwarp();
   SIMD_LOOP
-  for (int j = threadIdx.x; j < count; j += kWarpSize) dx[j] = scale * x[j] * (dx[j] - delta);
+  for (int j = threadIdx.x; j < count; j += kWarpSize) dx[j] = run.scale * x[j] * (dx[j] - delta);
   __syncwarp();
   float dq[kPerLane] = {};
-  for (int j = 0; j < count; j++) add_scaled(dq, dx[j], qkv + row.packed(j, 1, T, C, HS), HS);
-  store(dqkv + row.packed(row.t, 0, T, C, HS), dq, HS);
+  for (int j = 0; j < count; j++) add_scaled(dq, dx[j], row.k(j), HS);
+  store(run.dqkv + row.packed(row.t, 0), dq, HS);
 }
 
 /// One key: dk and dv, from a column of dp and p.
-__global__ void key_kernel(floatX* dqkv, const float* dp, const float* p, const floatX* dout, const floatX* qkv, int T,
-                           int C, int NH, size_t rows) {
-  const size_t number = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (number >= rows) return;
-  const AttentionRow row(number, NH, T);
-  const int HS = C / NH;
+__global__ void key_kernel(AttentionRun run) {
+  const AttentionRow row(run, warp_index());
+  if (row.number >= run.rows()) return;
   float dk[kPerLane] = {}, dv[kPerLane] = {};
-  for (int i = row.t; i < T; i++) {
-    const size_t pair = (number + i - row.t) * T + row.t;
-    add_scaled(dk, dp[pair], qkv + row.packed(i, 0, T, C, HS), HS);
-    add_scaled(dv, p[pair], dout + row.plain(i, T, C, HS), HS);
+  for (int i = row.t; i < run.T; i++) {
+    const size_t pair = (row.number + i - row.t) * run.T + row.t;
+    add_scaled(dk, run.dp[pair], row.q(i), run.HS);
+    add_scaled(dv, run.p[pair], row.dout(i), run.HS);
   }
-  store(dqkv + row.packed(row.t, 1, T, C, HS), dk, HS);
-  store(dqkv + row.packed(row.t, 2, T, C, HS), dv, HS);
+  store(run.dqkv + row.packed(row.t, 1), dk, run.HS);
+  store(run.dqkv + row.packed(row.t, 2), dv, run.HS);
 }
 
 inline dim3 grid(const AttentionRun& run) {
@@ -116,15 +110,12 @@ inline dim3 grid(const AttentionRun& run) {
 constexpr dim3 kBlock(kWarpSize, kRowsPerBlock);
 
 inline void forward(const AttentionRun& run, cudaStream_t stream) {
-  launch<forward_kernel>(grid(run), kBlock, 0, stream, run.out, run.lse, run.p, run.qkv, run.T, run.C, run.NH,
-                         run.rows(), run.scale());
+  launch<forward_kernel>(grid(run), kBlock, 0, stream, run);
 }
 
 inline void backward(const AttentionRun& run, cudaStream_t stream) {
-  launch<query_kernel>(grid(run), kBlock, 0, stream, run.dqkv, run.dp, run.p, run.dout, run.qkv, run.T, run.C, run.NH,
-                       run.rows(), run.scale());
-  launch<key_kernel>(grid(run), kBlock, 0, stream, run.dqkv, run.dp, run.p, run.dout, run.qkv, run.T, run.C, run.NH,
-                     run.rows());
+  launch<query_kernel>(grid(run), kBlock, 0, stream, run);
+  launch<key_kernel>(grid(run), kBlock, 0, stream, run);
 }
 
 }  // namespace warp_per_row

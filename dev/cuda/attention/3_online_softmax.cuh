@@ -14,87 +14,73 @@ using warp_per_row::kBlock;
 using warp_per_row::kPerLane;
 using warp_per_row::store;
 using warp_per_row::warp_dot;
+using warp_per_row::warp_index;
 
-__global__ void forward_kernel(floatX* out, float* lse, const floatX* qkv, int T, int C, int NH, size_t rows,
-                               float scale) {
-  const size_t number = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (number >= rows) return;
-  const AttentionRow row(number, NH, T);
-  const int HS = C / NH;
-  const floatX* q = qkv + row.packed(row.t, 0, T, C, HS);
+__global__ void forward_kernel(AttentionRun run) {
+  const AttentionRow row(run, warp_index());
+  if (row.number >= run.rows()) return;
+  const int HS = run.HS;
   float maximum = -INFINITY, sum = 0.0f;
   float result[kPerLane] = {};
   for (int j = 0; j <= row.t; j++) {
-    const float score = scale * warp_dot(q, qkv + row.packed(j, 1, T, C, HS), HS);
+    const float score = run.scale * warp_dot(row.q(row.t), row.k(j), HS);
     if (score > maximum) {
       const float correction = expf(maximum - score);
       sum *= correction;
-      SIMD_LOOP
+      UNROLL
       for (int i = 0; i < kPerLane; i++) result[i] *= correction;
       maximum = score;
     }
     const float weight = expf(score - maximum);
     sum += weight;
-    add_scaled(result, weight, qkv + row.packed(j, 2, T, C, HS), HS);
+    add_scaled(result, weight, row.v(j), HS);
   }
+  UNROLL
   for (int i = 0; i < kPerLane; i++) result[i] /= sum;
-  store(out + row.plain(row.t, T, C, HS), result, HS);
-  if (threadIdx.x == 0) lse[number] = maximum + logf(sum);
+  store(run.out + row.plain(row.t), result, HS);
+  if (threadIdx.x == 0) run.lse[row.number] = maximum + logf(sum);
 }
 
 /// dq of one query, and delta = dout.out for the keys' kernel.
-__global__ void query_kernel(floatX* dqkv, float* delta, const floatX* dout, const floatX* out, const floatX* qkv,
-                             const float* lse, int T, int C, int NH, size_t rows, float scale) {
-  const size_t number = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (number >= rows) return;
-  const AttentionRow row(number, NH, T);
-  const int HS = C / NH;
-  const floatX* q = qkv + row.packed(row.t, 0, T, C, HS);
-  const floatX* o = dout + row.plain(row.t, T, C, HS);
-  const float own_delta = warp_dot(o, out + row.plain(row.t, T, C, HS), HS);
+__global__ void query_kernel(AttentionRun run) {
+  const AttentionRow row(run, warp_index());
+  if (row.number >= run.rows()) return;
+  const int HS = run.HS;
+  const float lse = run.lse[row.number], delta = warp_dot(row.dout(row.t), run.out + row.plain(row.t), HS);
   float dq[kPerLane] = {};
   for (int j = 0; j <= row.t; j++) {
-    const floatX* k = qkv + row.packed(j, 1, T, C, HS);
-    const float p = expf(scale * warp_dot(q, k, HS) - lse[number]);
-    const float dp = warp_dot(o, qkv + row.packed(j, 2, T, C, HS), HS);
-    add_scaled(dq, scale * p * (dp - own_delta), k, HS);
+    const float p = expf(run.scale * warp_dot(row.q(row.t), row.k(j), HS) - lse);
+    const float dp = warp_dot(row.dout(row.t), row.v(j), HS);
+    add_scaled(dq, run.scale * p * (dp - delta), row.k(j), HS);
   }
-  store(dqkv + row.packed(row.t, 0, T, C, HS), dq, HS);
-  if (threadIdx.x == 0) delta[number] = own_delta;
+  store(run.dqkv + row.packed(row.t, 0), dq, HS);
+  if (threadIdx.x == 0) run.delta[row.number] = delta;
 }
 
 /// dk and dv of one key.
-__global__ void key_kernel(floatX* dqkv, const float* delta, const floatX* dout, const floatX* qkv, const float* lse,
-                           int T, int C, int NH, size_t rows, float scale) {
-  const size_t number = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (number >= rows) return;
-  const AttentionRow row(number, NH, T);
-  const int HS = C / NH;
-  const floatX* k = qkv + row.packed(row.t, 1, T, C, HS);
-  const floatX* v = qkv + row.packed(row.t, 2, T, C, HS);
+__global__ void key_kernel(AttentionRun run) {
+  const AttentionRow row(run, warp_index());
+  if (row.number >= run.rows()) return;
+  const int HS = run.HS;
   float dk[kPerLane] = {}, dv[kPerLane] = {};
-  for (int i = row.t; i < T; i++) {
-    const size_t query = number + i - row.t;
-    const floatX* q = qkv + row.packed(i, 0, T, C, HS);
-    const floatX* o = dout + row.plain(i, T, C, HS);
-    const float p = expf(scale * warp_dot(q, k, HS) - lse[query]);
-    add_scaled(dv, p, o, HS);
-    add_scaled(dk, scale * p * (warp_dot(o, v, HS) - delta[query]), q, HS);
+  for (int i = row.t; i < run.T; i++) {
+    const size_t query = row.number + i - row.t;
+    const float p = expf(run.scale * warp_dot(row.q(i), row.k(row.t), HS) - run.lse[query]);
+    const float dp = warp_dot(row.dout(i), row.v(row.t), HS);
+    add_scaled(dv, p, row.dout(i), HS);
+    add_scaled(dk, run.scale * p * (dp - run.delta[query]), row.q(i), HS);
   }
-  store(dqkv + row.packed(row.t, 1, T, C, HS), dk, HS);
-  store(dqkv + row.packed(row.t, 2, T, C, HS), dv, HS);
+  store(run.dqkv + row.packed(row.t, 1), dk, HS);
+  store(run.dqkv + row.packed(row.t, 2), dv, HS);
 }
 
 inline void forward(const AttentionRun& run, cudaStream_t stream) {
-  launch<forward_kernel>(warp_per_row::grid(run), kBlock, 0, stream, run.out, run.lse, run.qkv, run.T, run.C, run.NH,
-                         run.rows(), run.scale());
+  launch<forward_kernel>(warp_per_row::grid(run), kBlock, 0, stream, run);
 }
 
 inline void backward(const AttentionRun& run, cudaStream_t stream) {
-  launch<query_kernel>(warp_per_row::grid(run), kBlock, 0, stream, run.dqkv, run.delta, run.dout, run.out, run.qkv,
-                       run.lse, run.T, run.C, run.NH, run.rows(), run.scale());
-  launch<key_kernel>(warp_per_row::grid(run), kBlock, 0, stream, run.dqkv, run.delta, run.dout, run.qkv, run.lse, run.T,
-                     run.C, run.NH, run.rows(), run.scale());
+  launch<query_kernel>(warp_per_row::grid(run), kBlock, 0, stream, run);
+  launch<key_kernel>(warp_per_row::grid(run), kBlock, 0, stream, run);
 }
 
 }  // namespace online_softmax_rung

@@ -173,10 +173,10 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Requires heads of 64 and at most 65535 heads in all (else a user error).
 inline void forward(const AttentionRun& run, cudaStream_t stream) {
-  if (run.HS() != kHead || run.B * run.NH > 65535) user_error("the tensor-core rung needs heads of 64");
+  if (run.HS != kHead || run.B * run.NH > 65535) user_error("the tensor-core rung needs heads of 64");
   const dim3 grid(static_cast<unsigned>(ceil_div(run.T, kQueries)), static_cast<unsigned>(run.B * run.NH));
   launch<forward_kernel>(grid, dim3(kThreads), kSharedBytes, stream, run.out, run.lse, run.qkv, run.T, run.C, run.NH,
-                         run.scale());
+                         run.scale);
 }
 
 }  // namespace tensor_cores

@@ -33,8 +33,9 @@ struct AttentionArrays {
         dp(stream, s.rows() * s.T) {
     qkv.write(host_qkv);
     dout.write(host_dout);
-    run = {s.B,        s.T,         s.C(),      s.NH,         qkv.data(), dout.data(),
-           out.data(), dqkv.data(), lse.data(), delta.data(), p.data(),   dp.data()};
+    const float scale = 1.0f / std::sqrt(static_cast<float>(s.HS));
+    run = {s.B,        s.T,         s.C(),      s.NH,         s.HS,     qkv.data(), dout.data(),
+           out.data(), dqkv.data(), lse.data(), delta.data(), p.data(), dp.data(),  scale};
   }
   void poison() {
     out.poison();
