@@ -85,9 +85,9 @@ inline void adamw_update(floatX* params, float* master, float* m, float* v, cons
 
 __global__ void round_parameters_kernel(floatX* params, const float* master, size_t n, uint64_t seed,
                                         uint64_t stream_key, uint64_t first_element) {
-  const size_t i = thread_index();
-  if (i >= n) return;
-  params[i] = (floatX)stochastic_round_bf16(master[i], random_u32x4(seed, stream_key, first_element + i).x);
+  for_each_element(n, [=](size_t i) {
+    params[i] = (floatX)stochastic_round_bf16(master[i], random_u32x4(seed, stream_key, first_element + i).x);
+  });
 }
 
 /// params = what adamw_update of step `step` made of `master`: the same random bits. For parameters that come from a

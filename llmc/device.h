@@ -126,7 +126,7 @@ __device__ __forceinline__ bool thread_outside(size_t n) {
 
 /// Elementwise kernels: one element per thread, `if (thread_outside(n)) return; const size_t i = thread_index();`,
 /// launched as launch<kernel>(elementwise_grid(n), kElementwiseBlock, 0, stream, ...) for n >= 1.
-constexpr unsigned kElementwiseBlock = kWarpSize == 1 ? 1024 : 256;
+constexpr unsigned kElementwiseBlock = 256;
 inline dim3 elementwise_grid(size_t n) {
   const size_t blocks = ceil_div<size_t>(n, kElementwiseBlock);
   assert(blocks >= 1 && blocks <= 0x7fffffff && "elementwise_grid: n must be 1 to 2^31 blocks");

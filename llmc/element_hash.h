@@ -11,12 +11,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "llmc/numeric.h"
+
 /// Hash of x[0 .. count), the global numbers of which are first_element, first_element + 1, ... Reads x (host memory);
 /// hash(a and b) = hash(a) + hash(b). Pure, the same for any number of threads. About 1 ns per element and thread.
 inline uint64_t element_hash(const float* x, size_t count, uint64_t first_element) {
   uint64_t sum = 0;
   const int64_t n = static_cast<int64_t>(count);
-#pragma omp parallel for simd schedule(static) reduction(+ : sum) if (parallel : n >= 65536)
+#pragma omp parallel for simd schedule(static) reduction(+ : sum) if (parallel : kParallelHostLoops && n >= 65536)
   for (int64_t i = 0; i < n; ++i) {
     uint32_t bits;
     memcpy(&bits, x + i, sizeof bits);

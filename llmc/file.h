@@ -162,9 +162,13 @@ inline std::string parent_folder(const std::string& path) {
 inline void make_folders(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string folder = path.substr(0, end);
-    if (mkdir(folder.c_str(), 0777) != 0 && !(errno == EEXIST && is_folder(folder))) {
-      if (is_folder(folder)) continue;  // a read-only or foreign parent that exists needs no creation
-      file_error(folder, "creating the folder");
+    // a read-only or foreign parent that exists needs no creation
+    if (mkdir(folder.c_str(), 0777) != 0) {
+      const int reason = errno;
+      if (!is_folder(folder)) {
+        errno = reason;
+        file_error(folder, "creating the folder");
+      }
     }
     if (end == std::string::npos) return;
   }

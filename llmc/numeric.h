@@ -6,6 +6,14 @@
 
 #include "llmc/check.h"
 
+/// Host loops may use several threads. Not under the thread sanitizer: OpenMP's library is not instrumented, so the end
+/// of a parallel loop would look like a race with what comes after it.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kParallelHostLoops = false;
+#else
+constexpr bool kParallelHostLoops = true;
+#endif
+
 template <class Integer>
 constexpr Integer ceil_div(Integer a, Integer b) {
   return (a + b - 1) / b;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "llmc/check.h"
+#include "llmc/numeric.h"
 #include "llmc/random.h"
 
 enum class Initialization { kZeros, kOnes, kNormal };
@@ -74,7 +75,7 @@ inline void initial_values(float* out, const ParameterTensor& tensor, int tensor
   constexpr uint64_t kUse = 0x494e4954;  // "INIT": high half of the random stream, keeps other uses of the seed apart
   const uint64_t stream = kUse << 32 | static_cast<uint32_t>(tensor_index);
   const int64_t n = static_cast<int64_t>(count);
-#pragma omp parallel for schedule(static) if (n >= 4096)
+#pragma omp parallel for schedule(static) if (kParallelHostLoops && n >= 4096)
   for (int64_t i = 0; i < n; ++i) {
     const size_t element = first + static_cast<size_t>(i);
     double value = 0.0;

@@ -100,6 +100,14 @@ inline void Trainer::restore_or_initialize() {
   run_together(control_, [&] { refuse_old_checkpoints(); });
   if (options_.resume) {
     const std::optional<CheckpointMeta> found = checkpoints_->load_newest({&model_->optimizer()}, meta(0));
+    if (found && found->seed != seed) {
+      throw Error(
+          ErrorKind::kUser,
+          format_text("--seed %lld differs from that of the checkpoint, %llu, which keys the data order; use it, or "
+                      "another --out",
+                      static_cast<long long>(options_.seed), static_cast<unsigned long long>(found->seed)),
+          true);
+    }
     if (found) {
       restored = true;
       first_step_ = found->step;

@@ -9,9 +9,9 @@
 //
 // The reduction is the same for both and for every number of replicas N: each replica sends slice j of a bucket to
 // replica j (all to all), and replica j adds the N slices as a pairwise tree over the replica numbers. With contiguous
-// micro-batches per replica and the pairwise tree of gradient_tree.h this is, for 2, 4, 8, ... replicas, the very tree that one
-// device uses: the bits are equal. Everything is issued to the compute stream in one order; nothing here depends on how
-// many stages or ranks there are.
+// micro-batches per replica and the pairwise tree of gradient_tree.h this is, for 2, 4, 8, ... replicas, the very tree
+// that one device uses: the bits are equal. Everything is issued to the compute stream in one order; nothing here
+// depends on how many stages or ranks there are.
 #pragma once
 
 #include <functional>
@@ -164,17 +164,25 @@ class StageOptimizer {
   /// Sets the master parameters of every updated range from `values(range, host buffer)`, then makes the parameters of
   /// this stage on all replicas from them. `step` and `seed` key the rounding to floatX, as in update().
   void set_parameters(const std::function<void(const OwnedRange&, float*)>& values, uint64_t seed, int step) {
+    constexpr size_t kChunk = size_t{1} << 20;  // bounds the host memory, whatever the size of a tensor
     std::vector<float> host;
-    for (const OwnedRange& range : updated_) {
-      host.resize(range.count);
-      values(range, host.data());
-      CUDA_CHECK(
-          cudaMemcpyAsync(master(range), host.data(), range.count * sizeof(float), cudaMemcpyHostToDevice, stream_));
-      if constexpr (kHasMaster) {
-        round_parameters(parameters_.data() + range.position, master(range), range.count, global_element(range), seed,
-                         step, stream_);
+    for (const OwnedRange& whole : updated_) {
+      for (size_t done = 0; done < whole.count; done += kChunk) {
+        OwnedRange range = whole;
+        range.first += done;
+        range.position += done;
+        range.state += done;
+        range.count = std::min(kChunk, whole.count - done);
+        host.resize(range.count);
+        values(range, host.data());
+        CUDA_CHECK(
+            cudaMemcpyAsync(master(range), host.data(), range.count * sizeof(float), cudaMemcpyHostToDevice, stream_));
+        if constexpr (kHasMaster) {
+          round_parameters(parameters_.data() + range.position, master(range), range.count, global_element(range), seed,
+                           step, stream_);
+        }
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
       }
-      CUDA_CHECK(cudaStreamSynchronize(stream_));
     }
     gather_parameters();
     CUDA_CHECK(cudaStreamSynchronize(stream_));

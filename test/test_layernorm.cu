@@ -232,8 +232,8 @@ static void check_backward(const BackwardCase& s) {
 TEST(Layernorm, Backward) {
   for (int C : kChannels) {
     for (int N : kRows) {
-      check_backward({N, C, false, false, false});
-      check_backward({N, C, true, true, false});
+      const bool residual = (N + C) % 2 == 0;  // both kinds of each C and of each N, in half the time
+      check_backward({N, C, residual, residual, false});
     }
   }
 }
