@@ -45,8 +45,9 @@ LINK     := $(filter-out -pthread -Wl%,$(MPI_LINK)) -lcublasLt $(if $(filter 1,$
 DEPFLAGS  = -MMD -MP -MF $(BUILD)/$(@F).d
 else
 CXXCMD   := $(CXX)
-OPTIMISE := $(if $(filter 1,$(DEBUG)),-O1,$(if $(SANITIZE),-O1,-O3))
-FLAGS    := -std=c++17 $(OPTIMISE) -g -march=native -fno-math-errno -fno-trapping-math -fopenmp $(WARNINGS) $(DEFINES) \
+# -O3 is what users run; warps of 32 exist for tests, where compile time counts for more
+OPTIMISE := $(if $(filter 1,$(DEBUG)),-O1 -g,$(if $(SANITIZE),-O1 -g1,$(if $(filter 1,$(WARP)),-O3,-O1)))
+FLAGS    := -std=c++17 $(OPTIMISE) -march=native -fno-math-errno -fno-trapping-math -fopenmp $(WARNINGS) $(DEFINES) \
             -DLLMC_WARP=$(WARP) $(if $(filter 1,$(DEBUG)),-DLLMC_DEBUG) $(MPI_COMPILE) -I.
 ifeq ($(SANITIZE),address)
 FLAGS    += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
