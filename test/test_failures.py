@@ -78,11 +78,13 @@ class Killed(TrainTest):
         os.kill(run.rank_pids()[1], signal.SIGSTOP)
         result = self.assert_all_end(run, pids, time.monotonic() + 4)
         self.assertEqual(result.code, 1, result)
-        self.assertNotEqual(result.errors, [], result)
-        for line in result.errors:
+        # the launcher wakes the stopped rank to end it, and that one may then find itself late, too
+        waiting = [line for line in result.errors if not line.startswith("error: rank 1:")]
+        self.assertNotEqual(waiting, [], result)
+        for line in waiting:
             self.assertRegex(line, r"^error: rank [023]: (send|receive|all_to_all|all_gather|sum|broadcast|barrier)\b.*"
                                    r"--comm-timeout 4\)")
-        self.assertRegex("\n".join(result.errors), r"(from|to|for|with) rank 1\b")
+        self.assertRegex("\n".join(waiting), r"(from|to|for|with) rank 1\b")
 
     # Ctrl-C, a batch system's SIGTERM, and a launcher that is killed itself: nothing is left running.
     def test_launcher_ends(self):

@@ -239,9 +239,10 @@ inline void compute_tile(const MatmulTask& task, size_t index) {
   }
 }
 
-/// Tiles for D (rows x columns) = A B with `inner` terms: the least thread-time, averaged over 1, 2 and 4 threads, in a
+/// Tiles for D (rows x columns) = A B with `inner` terms: the least thread-time, averaged over 1 and 2 threads, in a
 /// model fitted to OpenBLAS 0.3.21 on a 2-core Zen 3: a tile of r x c costs r c + 12 (r + c) per term (the second part
-/// is the packing of its operands) and the work of 2^16 multiply-adds to start.
+/// is the packing of its operands) and the work of 2^16 multiply-adds to start. More tiles would keep more threads
+/// busy, but cost every process that has one thread (a rank of a pipeline) up to 10%.
 inline cublasLtMatmulAlgo_t choose_tiling(int rows, int columns, int inner) {
   constexpr int kLargest = 768, kRowUnit = 16, kColumnUnit = 8, kMoreCuts = 12;
   cublasLtMatmulAlgo_t best = {1, 1};
@@ -254,7 +255,7 @@ inline cublasLtMatmulAlgo_t choose_tiling(int rows, int columns, int inner) {
       const long tiles = static_cast<long>(ceil_div(rows, r)) * ceil_div(columns, c);
       const double tile_cost = (static_cast<double>(r) * c + 12.0 * (r + c)) * inner + 65536;
       double cost = 0;
-      for (long threads : {1, 2, 4}) cost += tile_cost * static_cast<double>(round_up(tiles, threads));
+      for (long threads : {1, 2}) cost += tile_cost * static_cast<double>(round_up(tiles, threads));
       if (cost < least) {
         least = cost;
         best = {r, c};
