@@ -116,6 +116,14 @@ class Resume(TrainTest):
         self.assertEqual(self.train(out="run", resume=1).final, first.final)
         self.assertEqual(len(self.metrics("run")), 8 + 3)
 
+    # Another seed would be another order of the data.
+    def test_another_seed_is_refused(self):
+        self.train(out="run", checkpoint_every=4)
+        before = self.tree("run")
+        for ranks in (1, 4):
+            self.assert_one_error(self.run_to_end(ranks=ranks, out="run", resume=1, seed=1), 2, "--seed 1 differs from that of the checkpoint, 42")
+        self.assertTrue(before == self.tree("run"))
+
     # A fresh run does not mix its checkpoints with those of another.
     def test_old_checkpoints_are_not_mixed_up(self):
         self.train(out="run", checkpoint_every=4)
