@@ -52,7 +52,7 @@ class Vectorised(unittest.TestCase):
         self.within_limit(1)
 
     def test_warps_of_32(self):
-        """With warps of 32 kernels without barriers are vectorised, too (at -O3; the tests build them with -O1 to compile faster)."""
+        """With warps of 32, too, at -O3 (tests build them with -O1, which compiles faster)."""
         self.within_limit(32)
 
     def test_lost_vectorisation_is_noticed(self):
