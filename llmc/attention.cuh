@@ -90,7 +90,7 @@ __device__ __forceinline__ void online_softmax(OnlineSoftmax& state, float* __re
     const float* __restrict__ row = scores + y * kColumnStride + first;
     SIMD_LOOP
     for (int i = 0; i < kColumnsPerThread; i++) {
-      const bool valid = attends<Rows::kKeys>(place.row + y, place.column + first + i);
+      const bool valid = attends<AttentionRows::kKeys>(place.row + y, place.column + first + i);
       maximum[i] = fmaxf(maximum[i], valid ? row[i] : -INFINITY);
     }
   }
@@ -105,7 +105,7 @@ __device__ __forceinline__ void online_softmax(OnlineSoftmax& state, float* __re
     float* __restrict__ row = scores + y * kColumnStride + first;
     SIMD_LOOP
     for (int i = 0; i < kColumnsPerThread; i++) {
-      const bool valid = attends<Rows::kKeys>(place.row + y, place.column + first + i);
+      const bool valid = attends<AttentionRows::kKeys>(place.row + y, place.column + first + i);
       const float all = expf(scale * (row[i] - maximum[i]));
       const float weight = valid ? all : 0.0f;
       row[i] = weight;
@@ -145,12 +145,12 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
       load_rows(keys, packed_head(qkv, block, n, 1), key, slice.offset, slice.width);
       if (i == 0) load_rows(values, packed_head(qkv, block, n, 2), key, own.offset, own.width);
       __syncthreads();
-      multiply_scores<Rows::kKeys>(scores, keys, queries, slice.width, i > 0, place);
+      multiply_scores<AttentionRows::kKeys>(scores, keys, queries, slice.width, i > 0, place);
       __syncthreads();
     }
     online_softmax(state, scores, correction, n.scale, place);
     __syncthreads();
-    accumulate_result<Rows::kKeys>(result, correction, scores, values, own.width, place);
+    accumulate_result<AttentionRows::kKeys>(result, correction, scores, values, own.width, place);
     __syncthreads();
   }
   const int first = attention_thread();
@@ -186,7 +186,7 @@ __global__ void attention_delta_kernel(float* __restrict__ delta, const floatX* 
 
 /// scores := P = exp(scale scores - lse), dscores := dS = P (dscores - delta), both zero where the key is behind the
 /// query. lse and delta belong to the queries, so to the rows or to the columns of the tile.
-template <Rows kRows>
+template <AttentionRows kRows>
 __device__ __forceinline__ void score_gradient(float* __restrict__ scores, float* __restrict__ dscores,
                                                const float* __restrict__ lse, const float* __restrict__ delta,
                                                float scale, TilePlace place) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ void score_gradient(float* __restrict__ scores, float
     float* __restrict__ drow = dscores + y * kColumnStride;
     SIMD_LOOP
     for (int x = attention_lane(); x < kTileColumns; x += kWarpSize) {
-      const int query = kRows == Rows::kKeys ? x : y;
+      const int query = kRows == AttentionRows::kKeys ? x : y;
       const bool valid = attends<kRows>(place.row + y, place.column + x);
       // computed for all, then selected: the scores of pairs that do not attend are not initialised
       const float weight = expf(scale * row[x] - lse[query]);
@@ -231,11 +231,11 @@ __device__ __forceinline__ BackwardTiles backward_tiles(float* memory) {
 
 /// P and dS of the tile at `place` into tiles.scores and tiles.dscores; on return the block's own slice is in
 /// tiles.rows. The column tiles are loaded when `first`, and for each tile again when a head has several slices.
-template <Rows kRows>
+template <AttentionRows kRows>
 __device__ __forceinline__ void recompute_scores(const BackwardTiles& tiles, HeadView column, HeadView dcolumn,
                                                  HeadView row, HeadView drow, const AttentionBlock& block,
                                                  const AttentionSizes& n, TilePlace place) {
-  const bool first = place.row == (kRows == Rows::kKeys ? 0 : place.column);
+  const bool first = place.row == (kRows == AttentionRows::kKeys ? 0 : place.column);
   for (int i = 0; i < n.slices; i++) {
     const SlicePlace slice = slice_place(block, n, i);
     if (first || n.slices > 1) {
@@ -269,9 +269,9 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     const TilePlace place = {query, block.column, n.T};
     load_statistics(tiles.lse, lse + block.row, query, kTileRows, n.T);
     load_statistics(tiles.delta, delta + block.row, query, kTileRows, n.T);
-    recompute_scores<Rows::kQueries>(tiles, k, v, q, dout_head, block, n, place);
-    accumulate_result<Rows::kQueries>(dv, nullptr, tiles.scores, tiles.drows, own.width, place);
-    accumulate_result<Rows::kQueries>(dk, nullptr, tiles.dscores, tiles.rows, own.width, place);
+    recompute_scores<AttentionRows::kQueries>(tiles, k, v, q, dout_head, block, n, place);
+    accumulate_result<AttentionRows::kQueries>(dv, nullptr, tiles.scores, tiles.drows, own.width, place);
+    accumulate_result<AttentionRows::kQueries>(dk, nullptr, tiles.dscores, tiles.rows, own.width, place);
     __syncthreads();
   }
   const size_t stride = 3 * static_cast<size_t>(n.C);
@@ -297,8 +297,8 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
   const int end = min(block.column + kTileColumns, n.T);
   for (int key = 0; key < end; key += kTileRows) {
     const TilePlace place = {key, block.column, n.T};
-    recompute_scores<Rows::kKeys>(tiles, q, dout_head, k, v, block, n, place);
-    accumulate_result<Rows::kKeys>(dq, nullptr, tiles.dscores, tiles.rows, own.width, place);
+    recompute_scores<AttentionRows::kKeys>(tiles, q, dout_head, k, v, block, n, place);
+    accumulate_result<AttentionRows::kKeys>(dq, nullptr, tiles.dscores, tiles.rows, own.width, place);
     __syncthreads();
   }
   const size_t stride = 3 * static_cast<size_t>(n.C);

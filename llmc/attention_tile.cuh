@@ -101,12 +101,12 @@ __device__ __forceinline__ void micro_product(float (&product)[kMicroRows][kWidt
 }
 
 /// Which of the two axes of a score tile holds the keys; a query attends to the keys that are not behind it.
-enum class Rows { kKeys, kQueries };
+enum class AttentionRows { kKeys, kQueries };
 
 /// Is the pair (position of the row, position of the column) part of the sum?
-template <Rows kRows>
+template <AttentionRows kRows>
 __device__ __forceinline__ bool attends(int row, int column) {
-  return kRows == Rows::kKeys ? row <= column : row >= column;
+  return kRows == AttentionRows::kKeys ? row <= column : row >= column;
 }
 
 /// Positions of the tile at hand: row y is position row + y, column x is position column + x of T.
@@ -116,7 +116,7 @@ struct TilePlace {
 
 /// scores[y][x] (+)= sum over d < width of rows[y][d] columns[d][x]; micro-tiles without any pair that attends are left
 /// out.
-template <Rows kRows>
+template <AttentionRows kRows>
 __device__ __forceinline__ void multiply_scores(float* __restrict__ scores, const float* __restrict__ rows,
                                                 const float* __restrict__ columns, int width, bool add,
                                                 TilePlace place) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void multiply_scores(float* __restrict__ scores, cons
     const int x = m % kAcross * kScoreWidth;
     const int row = place.row + y, column = place.column + x;
     if (row >= place.T || column >= place.T) continue;
-    if (kRows == Rows::kKeys ? row > column + kScoreWidth - 1 : row + kMicroRows - 1 < column) continue;
+    if (kRows == AttentionRows::kKeys ? row > column + kScoreWidth - 1 : row + kMicroRows - 1 < column) continue;
     float product[kMicroRows][kScoreWidth];
     UNROLL
     for (int i = 0; i < kMicroRows; i++) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void multiply_scores(float* __restrict__ scores, cons
 }
 
 /// result[x][n] = result[x][n] * factor[x] + sum_y weights[y][x] values[y][n]; factor may be null (1). n < width only.
-template <Rows kRows>
+template <AttentionRows kRows>
 __device__ __forceinline__ void accumulate_result(ResultTiles& result, const float* __restrict__ factor,
                                                   const float* __restrict__ weights, const float* __restrict__ values,
                                                   int width, TilePlace place) {
@@ -163,8 +163,9 @@ __device__ __forceinline__ void accumulate_result(ResultTiles& result, const flo
     }
     // Outside of [begin, end) the weights of these columns are zero, or there are no positions.
     const int diagonal = place.column + x - place.row;
-    const int begin = kRows == Rows::kKeys ? 0 : max(0, diagonal);
-    const int end = kRows == Rows::kKeys ? min(kTileRows, diagonal + kMicroRows) : min(kTileRows, place.T - place.row);
+    const int begin = kRows == AttentionRows::kKeys ? 0 : max(0, diagonal);
+    const int end =
+        kRows == AttentionRows::kKeys ? min(kTileRows, diagonal + kMicroRows) : min(kTileRows, place.T - place.row);
     micro_product<kResultWidth, 1, kColumnStride, kRowStride>(product, weights + x, values + n, begin, end);
     UNROLL
     for (int i = 0; i < kMicroRows; i++) {

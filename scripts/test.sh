@@ -15,7 +15,7 @@ group kernels PRECISION=fp32 WARP=1 -- $(existing $kernels test_streams test_gpt
 group kernels PRECISION=bf16 WARP=1 -- $(existing $kernels test_gpt2_golden)
 group mpi     PRECISION=fp32 WARP=1 -- $(mpi_tests)
 python_tests
-group kernels PRECISION=fp32 WARP=32 -- $(existing $kernels)
+group kernels PRECISION=fp32 WARP=32 -- $(existing $kernels test_device_warps)
 group kernels PRECISION=bf16 WARP=32 -- $(existing $kernels)
 group sanitizers PRECISION=fp32 WARP=32 SANITIZE=address -- $(existing test_layernorm test_embedding test_gelu test_streams)
 group sanitizers PRECISION=fp32 WARP=32 SANITIZE=thread -- $(existing test_streams test_gelu)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a run survives: killed and stopped ranks, interrupted launchers, damaged checkpoints, full disks.
 
-    python3 test/test_failures.py         needs ./train_gpt2 and mpirun; about a minute on 2 idle cores
+python3 test/test_failures.py         needs ./train_gpt2 and mpirun; about a minute on 2 idle cores
 """
 
 import os
@@ -20,6 +20,7 @@ SECONDS_TO_END = 10  # for the ranks that are left, after one of them is gone
 class Killed(TrainTest):
     def until_step(self, run, folder, step):
         """Waits until `step` lines of training are in the log of a run."""
+
         def reached():
             try:
                 return sum("loss" in line for line in self.metrics(folder)) >= step
@@ -49,15 +50,17 @@ class Killed(TrainTest):
         if moment == "training":
             self.until_step(run, "killed", before + 1 + victim)
         elif moment == "saving":
-            run.until(lambda: os.path.isdir(saves) and any(name.endswith(".tmp") for name in os.listdir(saves)), "a save")
+            run.until(
+                lambda: os.path.isdir(saves) and any(name.endswith(".tmp") for name in os.listdir(saves)), "a save"
+            )
         os.kill(pid, signal.SIGKILL)
         result = self.assert_all_end(run, pids, time.monotonic())
         self.assertNotEqual(result.code, 0, result)
         self.assertNotEqual(result.err.strip(), "", result)
         self.assertEqual(result.final, [], result)
 
-    # Each rank is killed at its start, in training and in a save, on two layouts, one after the other in one run. The next start goes
-    # on; in the end everything is as without a break.
+    # Each rank is killed at its start, in training and in a save, on two layouts, one after the other in one run. The
+    # next start goes on; in the end everything is as without a break.
     def test_kill_each_rank_at_each_moment(self):
         run = {"steps": 150, "checkpoint_every": 2, "keep": 3, "val_every": 50}
         whole = self.train(out="whole", **run)
@@ -70,7 +73,8 @@ class Killed(TrainTest):
         self.assertEqual(resumed.final, whole.final)
         self.assert_same_run("killed", "whole")
 
-    # A rank that neither works nor ends: the others wait as long as they were told, then say for which operation, and end.
+    # A rank that neither works nor ends: the others wait as long as they were told, then say for which operation, and
+    # end.
     def test_stopped_rank(self):
         run = self.start(ranks=4, pp=2, out="run", comm_timeout=4, **ENDLESS)
         self.until_step(run, "run", 3)
@@ -82,8 +86,11 @@ class Killed(TrainTest):
         waiting = [line for line in result.errors if not line.startswith("error: rank 1:")]
         self.assertNotEqual(waiting, [], result)
         for line in waiting:
-            self.assertRegex(line, r"^error: rank [023]: (send|receive|all_to_all|all_gather|sum|broadcast|barrier)\b.*"
-                                   r"--comm-timeout 4\)")
+            self.assertRegex(
+                line,
+                r"^error: rank [023]: (send|receive|all_to_all|all_gather|sum|broadcast|barrier)\b.*"
+                r"--comm-timeout 4\)",
+            )
         self.assertRegex("\n".join(waiting), r"(from|to|for|with) rank 1\b")
 
     # Ctrl-C, a batch system's SIGTERM, and a launcher that is killed itself: nothing is left running.
@@ -120,8 +127,8 @@ class DamagedCheckpoints(TrainTest):
         with open(os.path.join(self.newest, name), "w") as file:
             file.write(text)
 
-    # Whatever has happened to the newest checkpoint: one warning names it and the reason, the one before it is used, and the run ends
-    # as if nothing had been.
+    # Whatever has happened to the newest checkpoint: one warning names it and the reason, the one before it is used,
+    # and the run ends as if nothing had been.
     def test_the_one_before_is_used(self):
         damages = [
             (lambda: os.truncate(self.newest + "/m.bin", 1000), "m.bin has 1000 bytes"),
@@ -133,8 +140,10 @@ class DamagedCheckpoints(TrainTest):
             (lambda: os.truncate(self.newest + "/meta.txt", 300), "meta.txt is cut off"),
             (lambda: self.flip("meta.txt", 20), "meta.txt was changed or damaged"),
             (lambda: self.write("meta.txt", "Dear diary,\n"), "meta.txt is not that of a checkpoint"),
-            (lambda: [shutil.rmtree(self.newest), shutil.copytree(self.path("run/ckpt/step-00000004"), self.newest)],
-             "it is a checkpoint of step 4"),
+            (
+                lambda: [shutil.rmtree(self.newest), shutil.copytree(self.path("run/ckpt/step-00000004"), self.newest)],
+                "it is a checkpoint of step 4",
+            ),
         ]
         shutil.copytree(self.path("run"), self.path("clean"))
         for number, (damage, words) in enumerate(damages):
@@ -142,11 +151,17 @@ class DamagedCheckpoints(TrainTest):
                 shutil.rmtree(self.path("run"))
                 shutil.copytree(self.path("clean"), self.path("run"))
                 damage()
-                result = self.run_to_end(ranks=(1, 4)[number % 2], pp=(1, 2)[number % 2], out="run", resume=1, **self.RUN)
+                result = self.run_to_end(
+                    ranks=(1, 4)[number % 2], pp=(1, 2)[number % 2], out="run", resume=1, **self.RUN
+                )
                 self.assertEqual((result.code, result.final), (0, self.whole.final), result)
                 self.assertEqual(len(result.warnings), 1, result)
-                self.assertTrue(result.warnings[0].startswith("warning: checkpoint run/ckpt/step-00000008 cannot be used: " + words),
-                                result)
+                self.assertTrue(
+                    result.warnings[0].startswith(
+                        "warning: checkpoint run/ckpt/step-00000008 cannot be used: " + words
+                    ),
+                    result,
+                )
                 self.assertIn("trying the one before it", result.warnings[0])
                 self.assert_same_run("run", "whole")
 
@@ -174,8 +189,11 @@ class DamagedCheckpoints(TrainTest):
     # A checkpoint of another model is refused with the difference, and nothing is touched.
     def test_another_model(self):
         before = self.tree("run")
-        for ranks, change, words in ((1, {"layers": 3}, "layers 2 (this run: 3)"), (4, {"heads": 4}, "heads 2 (this run: 4)"),
-                                     (1, {"seq_max": 64}, "max_seq_len 32 (this run: 64)")):
+        for ranks, change, words in (
+            (1, {"layers": 3}, "layers 2 (this run: 3)"),
+            (4, {"heads": 4}, "heads 2 (this run: 4)"),
+            (1, {"seq_max": 64}, "max_seq_len 32 (this run: 64)"),
+        ):
             result = self.run_to_end(ranks=ranks, out="run", resume=1, **change, **self.RUN)
             self.assert_one_error(result, 2, "run/ckpt/step-00000008 is of another model: " + words)
         self.assertTrue(before == self.tree("run"))
@@ -185,7 +203,9 @@ class DamagedCheckpoints(TrainTest):
         for ranks in (1, 2):
             run = "keep%d" % ranks
             self.train(ranks=ranks, out=run, steps=8, checkpoint_every=1, keep=2, keep_major=3, val_every=0)
-            self.assertEqual(sorted(os.listdir(self.path(run + "/ckpt"))), ["step-%08d" % step for step in (3, 6, 7, 8)])
+            self.assertEqual(
+                sorted(os.listdir(self.path(run + "/ckpt"))), ["step-%08d" % step for step in (3, 6, 7, 8)]
+            )
 
 
 class FullDisk(TrainTest):
@@ -210,13 +230,15 @@ class FullDisk(TrainTest):
                 self.mount(20)  # five pages: config.txt, main.log, metrics.jsonl, and one or two to grow
                 try:
                     result = self.run_to_end(ranks=ranks, out="disk/run", **ENDLESS)
-                    self.assert_one_error(result, 1, "writing failed: No space left on device; free some space and start again")
+                    self.assert_one_error(
+                        result, 1, "writing failed: No space left on device; free some space and start again"
+                    )
                     self.assertRegex(result.errors[0], r"disk/run/(main\.log|metrics\.jsonl): ")
                 finally:
                     self.unmount()
 
-    # There is no room for the next checkpoint: one line says which; those before are as they were, nothing half is left, and with
-    # more room the run goes on from them.
+    # There is no room for the next checkpoint: one line says which; those before are as they were, nothing half is
+    # left, and with more room the run goes on from them.
     def test_checkpoint(self):
         run = {"steps": 12, "checkpoint_every": 4, "val_every": 0}
         whole = self.train(out="whole", **run)
@@ -225,8 +247,13 @@ class FullDisk(TrainTest):
                 self.mount(1100)  # two checkpoints of 412 KiB, and the logs
                 try:
                     result = self.run_to_end(ranks=ranks, pp=min(ranks, 2), out="disk/run", **run)
-                    self.assert_one_error(result, 1, "error: checkpoint of step 12 not written: disk/run/ckpt/step-00000012.tmp/")
-                    self.assertRegex(result.errors[0], r"/(parameters|m|v)\.bin: writing failed: No space left on device; free some space")
+                    self.assert_one_error(
+                        result, 1, "error: checkpoint of step 12 not written: disk/run/ckpt/step-00000012.tmp/"
+                    )
+                    self.assertRegex(
+                        result.errors[0],
+                        r"/(parameters|m|v)\.bin: writing failed: No space left on device; free some space",
+                    )
                     self.assertEqual(sorted(os.listdir(self.path("disk/run/ckpt"))), ["step-00000004", "step-00000008"])
                     self.enlarge(4000)
                     resumed = self.train(ranks=ranks, out="disk/run", resume=1, **run)

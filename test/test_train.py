@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training from the command line: the same run on every layout, repeated, resumed, diverging, saved and loaded.
 
-    python3 test/test_train.py            needs ./train_gpt2 and mpirun; about a minute on 2 idle cores
+python3 test/test_train.py            needs ./train_gpt2 and mpirun; about a minute on 2 idle cores
 """
 
 import re
@@ -28,8 +28,8 @@ class Layouts(TrainTest):
         {"ranks": 4, "pp": 1, "zero": 0},
     ]
 
-    # Losses, norms, validation, samples, parameters and checkpoints are the same bits on stages and replicas, over several epochs of
-    # shuffled data, with a number of micro-batches (6) that is no power of two.
+    # Losses, norms, validation, samples, parameters and checkpoints are the same bits on stages and replicas, over
+    # several epochs of shuffled data, with a number of micro-batches (6) that is no power of two.
     def test_every_layout_is_the_run_of_one_device(self):
         alone = self.train(out="alone", **self.RUN)
         self.assertEqual(len(sample_text(alone)), 1, alone)
@@ -67,8 +67,13 @@ class Repeatability(TrainTest):
             return [line for line in self.metrics(run) if "loss" in line]
 
         silent = self.train(out="silent", val_every=0, val_data=None)
-        for number, rest in enumerate([{"val_every": 1, "val_batches": -1}, {"sample_every": 1, "temperature": 0.7, "top_k": 5},
-                                       {"checkpoint_every": 1, "val_every": 0}]):
+        for number, rest in enumerate(
+            [
+                {"val_every": 1, "val_batches": -1},
+                {"sample_every": 1, "temperature": 0.7, "top_k": 5},
+                {"checkpoint_every": 1, "val_every": 0},
+            ]
+        ):
             with self.subTest(rest):
                 run = "run%d" % number
                 self.assertEqual(self.train(ranks=number % 2 + 1, out=run, **rest).final, silent.final)
@@ -121,7 +126,11 @@ class Resume(TrainTest):
         self.train(out="run", checkpoint_every=4)
         before = self.tree("run")
         for ranks in (1, 4):
-            self.assert_one_error(self.run_to_end(ranks=ranks, out="run", resume=1, seed=1), 2, "--seed 1 differs from that of the checkpoint, 42")
+            self.assert_one_error(
+                self.run_to_end(ranks=ranks, out="run", resume=1, seed=1),
+                2,
+                "--seed 1 differs from that of the checkpoint, 42",
+            )
         self.assertTrue(before == self.tree("run"))
 
     # A fresh run does not mix its checkpoints with those of another.
@@ -152,7 +161,9 @@ class Divergence(TrainTest):
         with open(self.path("bad.bin"), "wb") as file:
             file.write(model)
         for ranks in (1, 2):
-            result = self.run_to_end(ranks=ranks, pp=ranks, load="bad.bin", out="bad%d" % ranks, checkpoint_every=1, val_every=0)
+            result = self.run_to_end(
+                ranks=ranks, pp=ranks, load="bad.bin", out="bad%d" % ranks, checkpoint_every=1, val_every=0
+            )
             self.assert_one_error(result, 1, "step 1: loss nan, the gradient of ")
             self.assertEqual(self.read("bad%d/metrics.jsonl" % ranks), b"")
 
@@ -167,7 +178,9 @@ class ModelFiles(TrainTest):
         self.assertEqual(saved["step"], 8)
         sizes = dict.fromkeys(["layers", "channels", "heads", "vocab"])
         for ranks, pp in ((1, 1), (2, 2)):
-            self.train(ranks=ranks, pp=pp, load="one/model.bin", out="loaded", steps=1, warmup=0, val_batches=-1, **sizes)
+            self.train(
+                ranks=ranks, pp=pp, load="one/model.bin", out="loaded", steps=1, warmup=0, val_batches=-1, **sizes
+            )
             self.assertEqual(self.metrics("loaded")[0], {"step": 0, "val_loss": saved["val_loss"]})
 
     # Temperature 0 gives the same text again; it starts with the prompt; another seed gives another text only above 0.
@@ -186,24 +199,62 @@ class ModelFiles(TrainTest):
 
     # The saved configuration is the run.
     def test_config_file_repeats_the_run(self):
-        first = self.train(ranks=2, pp=2, out="first", sample_every=4, sample_prompt=' "a b" ', checkpoint_every=4, keep=1)
+        first = self.train(
+            ranks=2, pp=2, out="first", sample_every=4, sample_prompt=' "a b" ', checkpoint_every=4, keep=1
+        )
         again = self.run_to_end(ranks=2, arguments=["--config", "first/config.txt", "--out", "again"])
         self.assertEqual((again.code, again.final), (0, first.final), again)
         self.assert_same_run("first", "again")
-        self.assertEqual(self.read("again/config.txt"), self.read("first/config.txt").replace(b"out = first", b"out = again"))
+        self.assertEqual(
+            self.read("again/config.txt"), self.read("first/config.txt").replace(b"out = first", b"out = again")
+        )
 
     # llm.c's short names do what the long ones do.
     def test_short_names(self):
         self.train(out="long", checkpoint_every=2, keep=1, keep_major=4, sample_every=4, sample_tokens=9)
-        short = {"train-data": "i", "val-data": "j", "micro-batch": "b", "seq-len": "t", "batch-tokens": "d", "steps": "x", "lr": "l",
-                 "lr-schedule": "k", "warmup": "u", "lr-final": "q", "weight-decay": "c", "val-every": "v", "val-batches": "m"}
+        short = {
+            "train-data": "i",
+            "val-data": "j",
+            "micro-batch": "b",
+            "seq-len": "t",
+            "batch-tokens": "d",
+            "steps": "x",
+            "lr": "l",
+            "lr-schedule": "k",
+            "warmup": "u",
+            "lr-final": "q",
+            "weight-decay": "c",
+            "val-every": "v",
+            "val-batches": "m",
+        }
         arguments = flags({name: value for name, value in TINY.items() if name not in short and name != "sample-every"})
         arguments += [word for name, alias in short.items() for word in ("-" + alias, str(TINY[name]))]
-        arguments += ["-o", "short", "-n", "2", "-nk", "1", "-nm", "4", "-s", "4", "-g", "9", "-y", "0", "-a", "0", "-z", "0"]
+        arguments += [
+            "-o",
+            "short",
+            "-n",
+            "2",
+            "-nk",
+            "1",
+            "-nm",
+            "4",
+            "-s",
+            "4",
+            "-g",
+            "9",
+            "-y",
+            "0",
+            "-a",
+            "0",
+            "-z",
+            "0",
+        ]
         result = self.run_to_end(arguments=arguments)
         self.assertEqual(result.code, 0, result)
         self.assert_same_run("short", "long")
-        self.assertEqual(self.read("short/config.txt"), self.read("long/config.txt").replace(b"out = long", b"out = short"))
+        self.assertEqual(
+            self.read("short/config.txt"), self.read("long/config.txt").replace(b"out = long", b"out = short")
+        )
 
     # Output that goes to a file through mpirun has plain lines: no carriage returns, no escape sequences.
     def test_progress_in_a_file(self):

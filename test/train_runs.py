@@ -20,17 +20,32 @@ TIMES = ("ms", "tokens_per_second")  # what differs between two equal runs
 
 # A model and a training that take about a second: 36 samples, 18 of them a step, so an epoch is 2 steps.
 TINY = {
-    "train-data": "data", "val-data": "data",
-    "layers": 2, "channels": 32, "heads": 2, "vocab": 256, "seq-len": 32,
-    "micro-batch": 3, "batch-tokens": 576, "steps": 8,
-    "lr": 1e-2, "lr-schedule": "cosine", "lr-final": 0.1, "warmup": 2, "weight-decay": 0.1,
-    "val-every": 4, "val-batches": 1, "sample-every": 0,
+    "train-data": "data",
+    "val-data": "data",
+    "layers": 2,
+    "channels": 32,
+    "heads": 2,
+    "vocab": 256,
+    "seq-len": 32,
+    "micro-batch": 3,
+    "batch-tokens": 576,
+    "steps": 8,
+    "lr": 1e-2,
+    "lr-schedule": "cosine",
+    "lr-final": 0.1,
+    "warmup": 2,
+    "weight-decay": 0.1,
+    "val-every": 4,
+    "val-batches": 1,
+    "sample-every": 0,
 }
 
 
 def mpi_environment():
     """The environment that scripts/mpi_env.sh makes."""
-    text = subprocess.run(["bash", "-c", ". scripts/mpi_env.sh; env -0"], cwd=ROOT, capture_output=True, check=True).stdout
+    text = subprocess.run(
+        ["bash", "-c", ". scripts/mpi_env.sh; env -0"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     return dict(entry.split("=", 1) for entry in text.decode().split("\0") if "=" in entry)
 
 
@@ -104,8 +119,15 @@ class Run:
         self.out_path, self.err_path = tempfile.mkstemp()[1], tempfile.mkstemp()[1]
         self.timeout, self.start = timeout, time.monotonic()
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
-            self.process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out,
-                                            stderr=err, start_new_session=True)
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
 
     def pids(self):
         """The process that was started and all below it."""
@@ -191,8 +213,9 @@ class TrainTest(unittest.TestCase):
         return os.path.join(self.folder, name)
 
     def start(self, ranks=1, arguments=None, environment=None, timeout=120, wrapper=(), **options):
-        """Starts train_gpt2 with TINY, changed by `options` (seq_len=8 is --seq-len 8), or with `arguments` alone. One rank
-        runs without mpirun. `wrapper`: a command that runs the command after it."""
+        """Starts train_gpt2 with TINY, changed by `options` (seq_len=8 is --seq-len 8), or with `arguments` alone.
+
+        One rank runs without mpirun. `wrapper`: a command that runs the command after it."""
         changed = dict(TINY, **{name.replace("_", "-"): value for name, value in options.items()})
         command = [TRAIN] + (flags(changed) if arguments is None else list(arguments))
         if ranks > 1:
