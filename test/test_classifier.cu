@@ -81,7 +81,7 @@ TEST(Classifier, MatchesReference) {
     check_classifier(classifier_data(N, 256, 259));
   }
   for (int N : {1, 3}) check_classifier(classifier_data(N, 50257, 50257));
-  check_classifier(classifier_data(16, 50257, 50304));
+  if (!kInstrumented) check_classifier(classifier_data(16, 50257, 50304));
   check_classifier(classifier_data(2, 1, 4));
 }
 
