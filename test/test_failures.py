@@ -4,6 +4,7 @@
 python3 test/test_failures.py         needs ./train_gpt2 and mpirun; about a minute on 2 idle cores
 """
 
+import glob
 import os
 import shutil
 import signal
@@ -37,11 +38,15 @@ class Killed(TrainTest):
         left = [pid for pid in pids if is_alive(pid)]
         self.addCleanup(run.end)
         self.assertEqual(left, [], "still there after %d s" % SECONDS_TO_END)
+        if run.process.pid not in pids:
+            run.timeout = time.monotonic() - run.start + 5
+            return run.wait(end=True)
         return run.wait()
 
     def kill_rank(self, victim, moment, **options):
         """Goes on with the run `killed` and kills -9 one rank: at its start, while it trains, or while it saves."""
-        saves = self.path("killed/ckpt")
+        for unfinished in glob.glob(self.path("killed/ckpt/*.tmp")):
+            shutil.rmtree(unfinished)  # of the kill before: the next one that is seen must be new
         before = len(self.read("killed/metrics.jsonl").splitlines()) if os.path.exists(self.path("killed")) else 0
         run = self.start(ranks=4, out="killed", resume=1, **options)
         self.addCleanup(run.end)
@@ -50,11 +55,13 @@ class Killed(TrainTest):
         if moment == "training":
             self.until_step(run, "killed", before + 1 + victim)
         elif moment == "saving":
-            run.until(
-                lambda: os.path.isdir(saves) and any(name.endswith(".tmp") for name in os.listdir(saves)), "a save"
-            )
+            run.until(lambda: glob.glob(self.path("killed/ckpt/*.tmp")), "a save")
+        killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        result = self.assert_all_end(run, pids, time.monotonic())
+        # Open MPI 4.1.4: when a rank dies while it connects, mpirun says so, ends the others, and then in 2 of 100
+        # cases waits for ever for a lock in its own clean-up. Ours are the ranks.
+        ours = pids if moment != "starting" else [pid for pid in pids if pid != run.process.pid]
+        result = self.assert_all_end(run, ours, killed)
         self.assertNotEqual(result.code, 0, result)
         self.assertNotEqual(result.err.strip(), "", result)
         self.assertEqual(result.final, [], result)
