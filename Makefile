@@ -3,6 +3,7 @@
 # make WARP=1|32             CPU device: threads of a warp (1 = fast, 32 = as on a GPU, for tests)
 # make SANITIZE=address|thread DEBUG=1                 CPU device: instrumented builds
 # make bench                 time of kernels and steps beside ceilings         make ladders   kernels from naive to fast
+# make bench-pipeline        two ranks against one: efficiency and bubble, measured beside simulated
 # make tests                 every test program        make test      builds and runs the test suite
 # make format                clang-format              make info      what was found and chosen
 MAKEFLAGS += -r
@@ -65,7 +66,7 @@ TESTS    := $(sort $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp
 
 LADDERS  := $(patsubst dev/cuda/%/bench.cu,ladder_%,$(wildcard dev/cuda/*/bench.cu))
 
-.PHONY: all tests test bench ladders format info print-config clean
+.PHONY: all tests test bench bench-pipeline ladders format info print-config clean
 all: train_gpt2
 train_gpt2: $(BUILD)/train_gpt2
 	@cp -f $< $@
@@ -81,6 +82,8 @@ bench: $(BUILD)/bench_step $(BUILD)/bench_kernels $(BUILD)/bench_elementwise
 	$(BUILD)/bench_step 124M 4 256 3
 	$(BUILD)/bench_kernels
 	$(BUILD)/bench_elementwise
+bench-pipeline:
+	dev/bench/bench_pipeline.py
 
 $(BUILD)/train_gpt2: train_gpt2.cu
 	$(COMPILE) $(CPP_AS) $< -o $@ $(LINK)

@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+#include "llmc/clock.h"
 #include "llmc/control.h"
 #include "llmc/device.h"
 
@@ -41,6 +42,18 @@ struct Operation {
   const OperationText text;
 };
 using Ticket = std::shared_ptr<Operation>;
+
+/// An event whose time on the host's clock is known (clock.h): it brings the times of other events to that clock.
+struct ClockEvent {
+  cudaEvent_t event = nullptr;
+  double seconds = 0;
+};
+
+/// When an operation could begin on this rank (what it comes after was done, its link was free) and when it was
+/// finished here. Seconds on the host's clock.
+struct TransferTimes {
+  double ready = 0, done = 0;
+};
 
 /// A directed link. Several links between the same two ranks, in both directions, are told apart by their id.
 struct Link {
@@ -88,6 +101,12 @@ class Communicator {
   /// Blocks the host until the operation is finished.
   virtual void wait_host(const Ticket& ticket) = 0;
 
+  /// From now on operations keep their times, or need not; off at first. Costs two clock readings an operation (MPI) or
+  /// two timing events (NCCL), and no waiting.
+  void keep_times(bool keep) { keep_times_ = keep; }
+  /// Times of a finished operation that was issued while times were kept. `base` is a finished event of this device.
+  virtual TransferTimes times(const Ticket& ticket, const ClockEvent& base) = 0;
+
   /// The group of the ranks with the same color, ordered by (key, rank). Collective; color < 0 stays out (null).
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
 
@@ -113,6 +132,7 @@ class Communicator {
 
   Control control_;
   std::string name_;
+  bool keep_times_ = false;
 };
 
 inline void Communicator::open_links(const std::vector<Link>& links) {
@@ -142,14 +162,15 @@ inline bool event_done(cudaEvent_t event) {
   return true;
 }
 
-/// Events to reuse: creating one can cost more than a short message. Any thread.
+/// Events to reuse: creating one can cost more than a short message. `timing`: with cudaEventElapsedTime. Any thread.
 class EventPool {
  public:
-  EventPool() = default;
+  explicit EventPool(bool timing = false) : flags_(timing ? cudaEventDefault : cudaEventDisableTiming) {}
   EventPool(const EventPool&) = delete;
   ~EventPool() {
     for (cudaEvent_t event : free_) cudaEventDestroy(event);
   }
+  bool timing() const { return flags_ == cudaEventDefault; }
   /// An event recorded on `stream`.
   cudaEvent_t record(cudaStream_t stream) {
     cudaEvent_t event = take();
@@ -166,25 +187,45 @@ class EventPool {
     std::lock_guard<std::mutex> hold(lock_);
     cudaEvent_t event = nullptr;
     if (free_.empty()) {
-      CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+      CUDA_CHECK(cudaEventCreateWithFlags(&event, flags_));
     } else {
       event = free_.back();
       free_.pop_back();
     }
     return event;
   }
+  const unsigned flags_;
   std::mutex lock_;
   std::vector<cudaEvent_t> free_;
 };
 
-/// An operation that runs on a stream of its backend; finished when its event is.
+/// An operation that runs on a stream of its backend; finished when its event is. With `start`, an event of the same
+/// pool (then one with timing) that was recorded before the operation's own work.
 struct StreamOperation : Operation {
-  StreamOperation(const OperationText& t, std::shared_ptr<EventPool> p, cudaStream_t stream)
-      : Operation(t), pool(std::move(p)), event(pool->record(stream)) {}
-  ~StreamOperation() override { pool->give_back(event); }
+  StreamOperation(const OperationText& t, std::shared_ptr<EventPool> p, cudaStream_t stream,
+                  cudaEvent_t start_event = nullptr)
+      : Operation(t), pool(std::move(p)), start(start_event), event(pool->record(stream)) {}
+  ~StreamOperation() override {
+    if (start != nullptr) pool->give_back(start);
+    pool->give_back(event);
+  }
   const std::shared_ptr<EventPool> pool;
+  const cudaEvent_t start;
   const cudaEvent_t event;
 };
+
+/// The event's time on the host's clock. Both events are finished and have timing.
+inline double event_seconds(cudaEvent_t event, const ClockEvent& base) {
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, base.event, event));
+  return base.seconds + 1e-3 * static_cast<double>(milliseconds);
+}
+
+inline TransferTimes stream_times(const Ticket& ticket, const ClockEvent& base) {
+  const auto* operation = dynamic_cast<const StreamOperation*>(ticket.get());
+  assert(operation != nullptr && operation->start != nullptr && "issued without keep_times(true)");
+  return {event_seconds(operation->start, base), event_seconds(operation->event, base)};
+}
 
 /// `stream` goes on after everything issued to `after` so far (null: nothing) and after the operation (null: none).
 inline void stream_waits(cudaStream_t stream, EventPool& pool, cudaStream_t after, const Ticket& also_after) {
@@ -233,6 +274,7 @@ class SelfCommunicator : public Communicator {
   void wait_host(const Ticket& ticket) override {
     if (ticket != nullptr) CUDA_CHECK(cudaEventSynchronize(static_cast<StreamOperation&>(*ticket).event));
   }
+  TransferTimes times(const Ticket& ticket, const ClockEvent& base) override { return stream_times(ticket, base); }
 
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
     Control group = control_.split(color, key);
@@ -250,11 +292,14 @@ class SelfCommunicator : public Communicator {
   }
   Ticket copy(Transfer kind, void* to, const void* from, size_t bytes, cudaStream_t after) {
     stream_waits(stream_, *pool_, after, nullptr);
+    const std::shared_ptr<EventPool>& pool = keep_times_ ? timed_pool_ : pool_;
+    cudaEvent_t start = pool->timing() ? pool->record(stream_) : nullptr;
     if (to != from && bytes > 0) CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
-    return std::make_shared<StreamOperation>(OperationText{kind, -1, -1, bytes, ++issued_}, pool_, stream_);
+    return std::make_shared<StreamOperation>(OperationText{kind, -1, -1, bytes, ++issued_}, pool, stream_, start);
   }
 
   std::shared_ptr<EventPool> pool_ = std::make_shared<EventPool>();
+  std::shared_ptr<EventPool> timed_pool_ = std::make_shared<EventPool>(true);
   cudaStream_t stream_ = nullptr;
   uint64_t issued_ = 0;
 };

@@ -89,6 +89,11 @@ class MpiCommunicator : public Communicator {
     engine_->process().check_failure();
     return false;
   }
+  TransferTimes times(const Ticket& ticket, const ClockEvent&) override {
+    const MpiOperation& operation = own(ticket);
+    assert(operation.done && operation.times.ready > 0 && "not finished, or issued without keep_times(true)");
+    return operation.times;
+  }
 
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
     Control group = control_.split(color, key);
@@ -138,6 +143,7 @@ class MpiCommunicator : public Communicator {
     text.sequence = ++channel->issued;
     auto operation = std::make_shared<MpiOperation>(text, describe(text));
     operation->steps = std::move(steps);
+    operation->keeps_times = keep_times_;
     if (after != nullptr) operation->after = engine_->events().record(after);
     if (also_after != nullptr) {
       (void)own(also_after);

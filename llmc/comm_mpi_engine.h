@@ -31,6 +31,8 @@ struct MpiOperation : Operation {
   cudaEvent_t after = nullptr;
   std::shared_ptr<MpiOperation> also_after;
   Clock::time_point not_before = {};
+  bool keeps_times = false;
+  TransferTimes times;  // the communication thread's, until `done`
   std::atomic<bool> done{false};
 };
 
@@ -201,6 +203,7 @@ inline bool MpiEngine::advance(Channel& channel) {
     channel.started = true;
     channel.last_started = operation.text.sequence;
     channel.step = 0;
+    if (operation.keeps_times) operation.times.ready = host_seconds();
     start_step(channel);
     return true;
   }
@@ -235,11 +238,13 @@ inline void MpiEngine::start_step(Channel& channel) {
 }
 
 inline void MpiEngine::finish(Channel& channel) {
-  channel.last_completed = channel.queue.front()->text.sequence;
+  MpiOperation& operation = *channel.queue.front();
+  channel.last_completed = operation.text.sequence;
   channel.started = false;
+  if (operation.keeps_times) operation.times.done = host_seconds();
   {
     std::lock_guard<std::mutex> hold(lock_);
-    channel.queue.front()->done = true;
+    operation.done = true;
     --unfinished_;
   }
   finished_.notify_all();

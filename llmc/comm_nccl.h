@@ -85,14 +85,16 @@ class NcclLanes {
     return lane;
   }
 
-  /// Issues what `calls` (returning ncclResult_t) issues to the lane and returns its ticket.
+  /// Issues what `calls` (returning ncclResult_t) issues to the lane and returns its ticket, which has times if the
+  /// pool's events have.
   template <class Calls>
   Ticket issue(NcclLane& lane, const OperationText& text, const std::string& description,
                const std::shared_ptr<EventPool>& pool, Calls calls) {
     process_->check_failure();
     std::lock_guard<std::mutex> hold(lock_);
+    cudaEvent_t start = pool->timing() ? pool->record(lane.stream) : nullptr;
     settle(lane, calls(), description.c_str());
-    Ticket ticket = std::make_shared<StreamOperation>(text, pool, lane.stream);
+    Ticket ticket = std::make_shared<StreamOperation>(text, pool, lane.stream, start);
     if (lane.pending.empty()) lane.last_progress = Clock::now();
     lane.pending.push_back({ticket, description});
     return ticket;
@@ -250,6 +252,7 @@ class NcclCommunicator : public Communicator {
     Backoff backoff;  // the watching thread ends the job when this takes too long
     while (!done(ticket)) backoff.pause();
   }
+  TransferTimes times(const Ticket& ticket, const ClockEvent& base) override { return stream_times(ticket, base); }
 
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
     Control group = control_.split(color, key);
@@ -328,11 +331,12 @@ class NcclCommunicator : public Communicator {
   Ticket issue(NcclLane& lane, OperationText text, cudaStream_t after, const Ticket& also_after, Calls calls) {
     stream_waits(lane.stream, *pool_, after, also_after);
     text.sequence = ++lane.issued;
-    return lanes_->issue(lane, text, describe(text), pool_, calls);
+    return lanes_->issue(lane, text, describe(text), keep_times_ ? timed_pool_ : pool_, calls);
   }
 
   const std::shared_ptr<NcclLanes> lanes_;
   const std::shared_ptr<EventPool> pool_ = std::make_shared<EventPool>();
+  const std::shared_ptr<EventPool> timed_pool_ = std::make_shared<EventPool>(true);
   std::shared_ptr<NcclLane> collectives_;
   std::map<std::tuple<int, int, int>, std::shared_ptr<NcclLane>> links_;
   char* first_message_ = nullptr;

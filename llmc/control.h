@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "llmc/process.h"
@@ -72,6 +73,26 @@ class Control {
   int min(int value) {
     const std::vector<int> all = gathered(value, "min");
     return *std::min_element(all.begin(), all.end());
+  }
+
+  /// One message of `bytes` bytes from rank `from` to rank `to`, both of which call it (others may, and do nothing).
+  void move(void* data, size_t bytes, int from, int to) {
+    if (from == to) return;
+    if (rank_ == from) process_->transfer({{true, job_rank(to), data, bytes}}, kTag, "message");
+    if (rank_ == to) process_->transfer({{false, job_rank(from), data, bytes}}, kTag, "message");
+  }
+
+  /// What each rank has, of any length, in rank order on rank 0; nothing on the others.
+  std::vector<std::string> gather_texts(std::string mine) {
+    const std::vector<size_t> sizes = gathered(mine.size(), "gather");
+    std::vector<std::string> all;
+    for (int r = 0; r < size(); ++r) {
+      if (rank_ != 0 && rank_ != r) continue;
+      std::string text = r == rank_ ? std::move(mine) : std::string(sizes[static_cast<size_t>(r)], '\0');
+      move(&text[0], text.size(), r, 0);
+      if (rank_ == 0) all.push_back(std::move(text));
+    }
+    return all;
   }
 
   /// One value of each rank, in rank order.

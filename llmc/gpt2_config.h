@@ -2,9 +2,8 @@
 //
 // Shape letters: L layers, NH heads, C channels, HS = C / NH head size, V vocabulary, Vp = V rounded up to 128, maxT
 // positions. Parameters: (Vp + maxT) C + L (12 C^2 + 13 C) + 2 C. The head is tied to the token embedding. FLOPs of a
-// training step, as llm.c counts them: (6 N + 6 L C T) per token, N = all parameters with the padding. Forward FLOPs
-// for the partitioner count what is really multiplied: a block 24 C^2 per token in its four matrices and, as the
-// attention is causal, 2 C (T + 1) on average in Q K^T and P V; the head 2 C Vp; the embedding none.
+// training step, as llm.c counts them: (6 N + 6 L C T) per token, N = all parameters with the padding. What the planner
+// counts is in model_cost.h.
 // Source: Radford et al. 2019; initialisation and presets as in llm.c.
 #pragma once
 
@@ -113,18 +112,20 @@ inline ParameterTable gpt2_parameter_table(const GPT2Config& config) {
   const double residual_std = kStd / std::sqrt(2.0 * L);
   ParameterTable table;
   const auto matrix = [&table](const std::string& name, int64_t rows, int64_t columns, double std, int block,
-                               int64_t rows_used) {
-    add_tensor(table, {name, {rows, columns}, 0, 0, Initialization::kNormal, std, true, block, 0}, rows_used);
+                               int64_t rows_used, int split_up_to = -1) {
+    add_tensor(table, {name, {rows, columns}, 0, 0, Initialization::kNormal, std, true, block, 0, split_up_to},
+               rows_used);
   };
   const auto vector = [&table](const std::string& name, int64_t size, Initialization init, int block) {
-    add_tensor(table, {name, {size}, 0, 0, init, 0.0, false, block, 0});
+    add_tensor(table, {name, {size}, 0, 0, init, 0.0, false, block, 0, -1});
   };
   const auto layernorm = [&vector, C](const std::string& name, int block) {
     vector(name + ".weight", C, Initialization::kOnes, block);
     vector(name + ".bias", C, Initialization::kZeros, block);
   };
-  const auto linear = [&](const std::string& name, int64_t rows, int64_t columns, double std, int block) {
-    matrix(name + ".weight", rows, columns, std, block, -1);
+  const auto linear = [&](const std::string& name, int64_t rows, int64_t columns, double std, int block,
+                          int split_up_to) {
+    matrix(name + ".weight", rows, columns, std, block, -1, split_up_to);
     vector(name + ".bias", rows, Initialization::kZeros, block);
   };
   matrix("wte.weight", config.padded_vocab, C, kStd, -1, config.vocab);
@@ -132,11 +133,12 @@ inline ParameterTable gpt2_parameter_table(const GPT2Config& config) {
   for (int l = 0; l < L; ++l) {
     const std::string block = "h." + std::to_string(l) + ".";
     layernorm(block + "ln_1", l);
-    linear(block + "attn.qkv", 3 * C, C, kStd, l);
-    linear(block + "attn.proj", C, C, residual_std, l);
+    // their inputs are the layernorms (recomputed from level 2 on), attention (level 3) and GELU (level 1)
+    linear(block + "attn.qkv", 3 * C, C, kStd, l, 1);
+    linear(block + "attn.proj", C, C, residual_std, l, 2);
     layernorm(block + "ln_2", l);
-    linear(block + "mlp.fc", 4 * C, C, kStd, l);
-    linear(block + "mlp.proj", C, 4 * C, residual_std, l);
+    linear(block + "mlp.fc", 4 * C, C, kStd, l, 1);
+    linear(block + "mlp.proj", C, 4 * C, residual_std, l, 0);
   }
   layernorm("ln_f", L);
   return table;
@@ -154,16 +156,4 @@ inline int64_t gpt2_parameter_count(const GPT2Config& config) {
 inline double gpt2_flops_per_token(const GPT2Config& config, int T) {
   return 6.0 * static_cast<double>(gpt2_parameter_count(config)) +
          6.0 * static_cast<double>(config.layers) * config.channels * T;
-}
-
-/// Forward matrix-product FLOPs per token of the parts that the partitioner places. The backward of each is twice that.
-struct GPT2Cost {
-  double embedding = 0.0;  // a lookup: no matrix product
-  double block = 0.0;      // one block: 24 C^2 + 2 C (T + 1)
-  double head = 0.0;       // final layernorm and logits: 2 C Vp
-};
-
-inline GPT2Cost gpt2_forward_cost(const GPT2Config& config, int T) {
-  const double C = config.channels;
-  return {0.0, 24.0 * C * C + 2.0 * C * (T + 1.0), 2.0 * C * config.padded_vocab};
 }

@@ -2,7 +2,9 @@
 //
 // The whole model on one device is one stage with everything. The pipeline executor calls forward, backward_input and
 // backward_weight with a slot (activation memory) and a micro-batch number; input(slot) and output(slot) are what
-// travels between stages. The loss head is the tail of the last stage's forward pass:
+// travels between stages. The stage's recompute level changes what a slot holds and which weight gradients
+// backward_input makes, but no bit of any result; a level costs the same slots in a forward-only run. The loss head is
+// the tail of the last stage's forward pass:
 //   hidden = LN(y), logits = hidden wte^T, losses, d(logits), d(wte.head) += d(logits)^T hidden, d(hidden) = d(logits)
 //   wte, d(y) over y
 // so that afterwards the last stage looks like any other whose output gradient has arrived. Logits exist for a chunk of
@@ -15,57 +17,19 @@
 
 #include "llmc/classifier.cuh"
 #include "llmc/embedding.cuh"
-#include "llmc/gpt2_block.h"
+#include "llmc/gpt2_workspace.h"
 #include "llmc/gradient_tree.h"
-
-/// Logits that are alive at once. On the CPU device 64 MiB in fp32: more would not be faster there, and a micro-batch
-/// of 1024 tokens would otherwise need 200 MiB. A GPU wants whole waves of tiles: 5336 rows of GPT-2's vocabulary.
-constexpr size_t kLogitsChunkElements = kIsCpuDevice ? size_t{1} << 24 : size_t{1} << 28;
-
-/// Rows of logits that are alive at once. A function of the model only, so that every layout adds in the same order.
-inline int logits_chunk_rows(const GPT2Config& config, int rows) {
-  return static_cast<int>(std::min<size_t>(rows, std::max<size_t>(16, kLogitsChunkElements / config.padded_vocab)));
-}
-
-/// Scratch shared by the stages of a rank; contents last for one call only.
-class GPT2Workspace {
- public:
-  GPT2Workspace(MemoryLedger& ledger, const GPT2Config& config, const BatchShape& shape, bool head)
-      : wide_("scratch", 4 * static_cast<size_t>(shape.rows()) * config.channels, &ledger),
-        narrow_("scratch", static_cast<size_t>(shape.rows()) * config.channels, &ledger),
-        floats_("scratch", block_scratch_floats(config, shape), &ledger),
-        statistics_("scratch", head ? 2 * static_cast<size_t>(shape.rows()) : 0, &ledger),
-        logits_("logits", head ? logits_elements(config, shape) : 0, &ledger) {}
-
-  static size_t logits_elements(const GPT2Config& config, const BatchShape& shape) {
-    return static_cast<size_t>(logits_chunk_rows(config, shape.rows())) * config.padded_vocab;
-  }
-  static size_t bytes(const GPT2Config& config, const BatchShape& shape, bool head) {
-    const size_t rows = shape.rows();
-    size_t total = 5 * rows * config.channels * sizeof(floatX) + block_scratch_floats(config, shape) * sizeof(float);
-    if (head) total += 2 * rows * sizeof(float) + logits_elements(config, shape) * sizeof(floatX);
-    return total;
-  }
-
-  BlockScratch scratch() { return {wide_.data(), narrow_.data(), floats_.data()}; }
-  float* statistics() { return statistics_.data(); }
-  floatX* logits() { return logits_.data(); }
-
- private:
-  DeviceArray<floatX> wide_, narrow_;
-  DeviceArray<float> floats_, statistics_;
-  DeviceArray<floatX> logits_;
-};
 
 /// What a stage is built from. The referenced objects outlive it.
 struct GPT2StageSetup {
   const GPT2Config& config;
   const ParameterTable& table;
   const StageLayout& layout;
+  int stage;  // index in layout.stages
   MemoryLedger& ledger;
   Blas& blas;
   GPT2Workspace& workspace;
-  GradientTree* gradients;   // null: the stage is never trained
+  GradientTree* gradients;   // of the rank; null: never trained
   const floatX* parameters;  // flat buffer of `layout`
   BatchShape shape;          // largest micro-batch
   int slots;
@@ -78,20 +42,27 @@ class GPT2Stage {
   explicit GPT2Stage(const GPT2StageSetup& setup)
       : s_(setup),
         shape_(setup.shape),
-        tokens_("tokens", needs_tokens() ? token_ints() * setup.micro_batches : 0, &setup.ledger),
-        staging_(needs_tokens() ? token_ints() * setup.micro_batches : 0),
-        losses_("losses", range().head ? static_cast<size_t>(shape_.rows()) * setup.micro_batches : 0, &setup.ledger) {
+        tokens_("tokens", token_ints() * setup.micro_batches, &setup.ledger),
+        staging_(token_ints() * setup.micro_batches),
+        losses_("losses", loss_floats(range(), shape_) * setup.micro_batches, &setup.ledger) {
+    const int blocks = range().blocks(), recompute = range().recompute;
+    const BlockActivations unkept = setup.workspace.unkept(recompute);
     for (int i = 0; i < setup.slots; ++i) {
       memory_.push_back(
-          {DeviceArray<floatX>("activations", slot_value_elements(setup.config, range().blocks(), shape_),
+          {DeviceArray<floatX>("activations", slot_value_elements(setup.config, blocks, shape_, recompute),
                                &setup.ledger),
-           DeviceArray<float>("activations", slot_statistic_elements(setup.config, range().blocks(), shape_),
+           DeviceArray<float>("activations", slot_statistic_elements(setup.config, blocks, shape_, recompute),
                               &setup.ledger)});
-      slots_.push_back(carve_slot(memory_.back(), setup.config, range().blocks(), shape_));
+      slots_.push_back(carve_slot(memory_.back(), setup.config, blocks, shape_, recompute, unkept));
     }
   }
 
-  const StageRange& range() const { return s_.layout.range; }
+  /// Device memory for the tokens and losses of one micro-batch: exactly what a stage of that range allocates.
+  static size_t token_bytes(const StageRange& range, const BatchShape& shape) {
+    return token_ints(range, shape) * sizeof(int) + loss_floats(range, shape) * sizeof(float);
+  }
+
+  const StageRange& range() const { return s_.layout.stages[s_.stage]; }
   floatX* input(int slot) { return slots_[slot].input; }
   floatX* output(int slot) { return slots_[slot].output; }
   int slots() const { return static_cast<int>(slots_.size()); }
@@ -107,7 +78,7 @@ class GPT2Stage {
   /// be reused at once; nothing of the previous run may still be in flight.
   void load_tokens(int micro_batch, const int* inputs, const int* targets) {
     assert(micro_batch < s_.micro_batches && "load_tokens: more micro-batches than the stage has buffers for");
-    if (!needs_tokens()) return;
+    if (token_ints() == 0) return;
     const int rows = shape_.rows();
     int* host = staging_.data() + token_ints() * micro_batch;
     std::copy(inputs, inputs + rows, host);
@@ -137,8 +108,8 @@ class GPT2Stage {
   /// instead of leaving something to send.
   void backward_input(int slot, int micro_batch) {
     const ActivationSlot& a = slots_[slot];
-    float* base = s_.gradients->leaf(GradientPhase::kInputGradient);
-    const bool accumulate = s_.gradients->accumulate(GradientPhase::kInputGradient);
+    float* base = s_.gradients->leaf(s_.stage, GradientPhase::kInputGradient);
+    const bool accumulate = s_.gradients->accumulate(s_.stage, GradientPhase::kInputGradient);
     for (int l = range().blocks() - 1; l >= 0; --l) {
       floatX* x = l > 0 ? a.blocks[l - 1].output : a.input;
       block_backward_input(call(), a.blocks[l], block_parameters(l), block_gradients(base, l), x, accumulate);
@@ -150,18 +121,18 @@ class GPT2Stage {
       embedding_backward_position(gradient(base, 1), a.input, shape_.B, shape_.T, C, s_.config.max_seq_len, accumulate,
                                   s_.stream);
     }
-    s_.gradients->finish_leaf(GradientPhase::kInputGradient, s_.stream);
+    s_.gradients->finish_leaf(s_.stage, GradientPhase::kInputGradient, s_.stream);
   }
 
-  /// Weight gradients of the blocks' matrices, after backward_input of the same slot.
+  /// Weight gradients of the matrices that backward_input leaves out, after backward_input of the same slot.
   void backward_weight(int slot, int) {
     const ActivationSlot& a = slots_[slot];
-    float* base = s_.gradients->leaf(GradientPhase::kWeightGradient);
-    const bool accumulate = s_.gradients->accumulate(GradientPhase::kWeightGradient);
+    float* base = s_.gradients->leaf(s_.stage, GradientPhase::kWeightGradient);
+    const bool accumulate = s_.gradients->accumulate(s_.stage, GradientPhase::kWeightGradient);
     for (int l = range().blocks() - 1; l >= 0; --l) {
       block_backward_weight(call(), a.blocks[l], block_gradients(base, l), accumulate);
     }
-    s_.gradients->finish_leaf(GradientPhase::kWeightGradient, s_.stream);
+    s_.gradients->finish_leaf(s_.stage, GradientPhase::kWeightGradient, s_.stream);
   }
 
   /// Per-token losses (B,T) of a micro-batch, device memory of the last stage.
@@ -182,9 +153,12 @@ class GPT2Stage {
   }
 
  private:
-  bool needs_tokens() const { return range().embedding || range().head; }
   // inputs, targets, and for the embedding's backward pass positions, segment starts (+1) and segment tokens
-  size_t token_ints() const { return 5 * static_cast<size_t>(s_.shape.rows()) + 1; }
+  static size_t token_ints(const StageRange& range, const BatchShape& shape) {
+    return range.embedding || range.head ? 5 * static_cast<size_t>(shape.rows()) + 1 : 0;
+  }
+  size_t token_ints() const { return token_ints(range(), s_.shape); }
+  static size_t loss_floats(const StageRange& range, const BatchShape& shape) { return range.head ? shape.rows() : 0; }
   int* device_tokens(int micro_batch) { return tokens_.data() + token_ints() * micro_batch; }
   size_t micro_batch_slot(int micro_batch) {
     if (order_.size() <= static_cast<size_t>(micro_batch)) order_.resize(micro_batch + 1);
@@ -204,7 +178,7 @@ class GPT2Stage {
     return {base, base + rows, base + 2 * rows + 1, order_[micro_batch]};
   }
 
-  BlockCall call() { return {s_.blas, s_.config, shape_, s_.workspace.scratch(), s_.stream}; }
+  BlockCall call() { return {s_.blas, s_.config, shape_, s_.workspace.scratch(), range().recompute, s_.stream}; }
   const floatX* parameter(int tensor) const { return s_.parameters + s_.layout.by_tensor[tensor].begin; }
   float* gradient(float* base, int tensor) const { return base + s_.layout.by_tensor[tensor].begin; }
   const floatX* head_weight() const { return s_.parameters + s_.layout.head_weight.begin; }
@@ -231,8 +205,8 @@ class GPT2Stage {
     const BlockScratch scratch = s_.workspace.scratch();
     floatX *hidden = scratch.wide, *d_hidden = scratch.narrow, *logits = s_.workspace.logits();
     float *mean = s_.workspace.statistics(), *rstd = mean + N;
-    float* base = train ? s_.gradients->leaf(GradientPhase::kLossHead) : nullptr;
-    const bool accumulate = train && s_.gradients->accumulate(GradientPhase::kLossHead);
+    float* base = train ? s_.gradients->leaf(s_.stage, GradientPhase::kLossHead) : nullptr;
+    const bool accumulate = train && s_.gradients->accumulate(s_.stage, GradientPhase::kLossHead);
     layernorm_forward(hidden, mean, rstd, y, final_weight(), final_bias(), N, C, s_.stream);
     const int chunk = logits_chunk_rows(s_.config, N);
     for (int first = 0; first < N; first += chunk) {
@@ -251,7 +225,7 @@ class GPT2Stage {
     layernorm_backward({y, gradient(base, final_tensor()), gradient(base, final_tensor() + 1), scratch.floats, d_hidden,
                         y, final_weight(), mean, rstd, nullptr, N, C, accumulate},
                        s_.stream);
-    s_.gradients->finish_leaf(GradientPhase::kLossHead, s_.stream);
+    s_.gradients->finish_leaf(s_.stage, GradientPhase::kLossHead, s_.stream);
   }
 
   GPT2StageSetup s_;

@@ -9,8 +9,9 @@
 // tree says (the number of finished sums that wait for it); then, for every subtree that it completes as a right child,
 // the top of the stack is added to the entry below it. After all k micro-batches the sum is in buffer 0.
 //   memory: floor(log2 k) + 1 buffers          additions: k - 1 in all (12 bytes each per element)
-// Each phase of the backward pass (loss head, input gradient, weight gradient) runs ahead of the others by as many
-// micro-batches as the schedule likes, so each has its own counter; a phase touches only its own ranges of the buffers.
+// Each phase of the backward pass (loss head, input gradient, weight gradient) of each of the rank's stages runs ahead
+// of the others by as many micro-batches as the schedule likes, so each has its own counter; it touches only its own
+// ranges of the buffers.
 //
 // Not exact (--exact 0): one buffer, every kernel accumulates into it, left to right. Less memory, no equality over
 // replicas.
@@ -44,8 +45,8 @@ inline TreePlace tree_place(int leaf, int leaves) {
 
 class GradientTree {
  public:
-  /// Buffers for up to `micro_batches` micro-batches per step of the stage `layout`. They are zeroed once, on `stream`:
-  /// the kernels overwrite every element but the padding of the buckets, which must stay zero.
+  /// Buffers for up to `micro_batches` micro-batches per step of the stages of `layout`. They are zeroed once, on
+  /// `stream`: the kernels overwrite every element but the padding of the buckets, which must stay zero.
   GradientTree(MemoryLedger& ledger, const StageLayout& layout, int micro_batches, bool exact, cudaStream_t stream)
       : exact_(exact) {
     const int count = buffer_count(micro_batches, exact);
@@ -53,8 +54,10 @@ class GradientTree {
       buffers_.emplace_back("gradients", layout.gradient_elements, &ledger);
       CUDA_CHECK(cudaMemsetAsync(buffers_[i].data(), 0, buffers_[i].bytes(), stream));
     }
-    for (int phase = 0; phase < kGradientPhases; ++phase) {
-      ranges_[phase] = phase_ranges(layout, static_cast<GradientPhase>(phase));
+    for (int stage = 0; stage < static_cast<int>(layout.stages.size()); ++stage) {
+      for (int phase = 0; phase < kGradientPhases; ++phase) {
+        parts_.push_back({phase_ranges(layout, stage, static_cast<GradientPhase>(phase)), 0});
+      }
     }
   }
 
@@ -69,37 +72,42 @@ class GradientTree {
   /// contributes zeros.
   void begin_step(int micro_batches, cudaStream_t stream) {
     micro_batches_ = micro_batches;
-    for (int phase = 0; phase < kGradientPhases; ++phase) finished_[phase] = 0;
+    for (Part& part : parts_) part.finished = 0;
     if (micro_batches == 0) CUDA_CHECK(cudaMemsetAsync(buffers_[0].data(), 0, buffers_[0].bytes(), stream));
   }
 
-  /// Base of the buffer that the gradient of the phase's next micro-batch goes to, and whether it is added to what is
-  /// there.
-  float* leaf(GradientPhase phase) {
-    return buffers_[exact_ ? tree_place(finished_[index(phase)], micro_batches_).waiting : 0].data();
+  /// Base of the buffer that the gradient of the next micro-batch of a phase of a stage (its index on this rank) goes
+  /// to, and whether it is added to what is there.
+  float* leaf(int stage, GradientPhase phase) {
+    return buffers_[exact_ ? tree_place(part(stage, phase).finished, micro_batches_).waiting : 0].data();
   }
-  bool accumulate(GradientPhase phase) const { return !exact_ && finished_[index(phase)] > 0; }
+  bool accumulate(int stage, GradientPhase phase) { return !exact_ && part(stage, phase).finished > 0; }
 
-  /// The phase's next micro-batch is complete on `stream`: adds the sums that it completes.
-  void finish_leaf(GradientPhase phase, cudaStream_t stream) {
-    const int p = index(phase);
-    const TreePlace place = tree_place(finished_[p], micro_batches_);
-    for (int i = 0; exact_ && i < place.additions; ++i) add_down(p, place.waiting - i, stream);
-    ++finished_[p];
+  /// The next micro-batch of that phase of that stage is complete on `stream`: adds the sums that it completes.
+  void finish_leaf(int stage, GradientPhase phase, cudaStream_t stream) {
+    Part& done = part(stage, phase);
+    const TreePlace place = tree_place(done.finished, micro_batches_);
+    for (int i = 0; exact_ && i < place.additions; ++i) add_down(done, place.waiting - i, stream);
+    ++done.finished;
   }
 
-  /// The step's gradient sums: buffer 0, after the last micro-batch of every phase.
+  /// The step's gradient sums: buffer 0, after the last micro-batch of every phase of every stage.
   float* finish() {
-    for (int p = 0; p < kGradientPhases; ++p) assert(finished_[p] == micro_batches_ || ranges_[p].empty());
+    for (const Part& part : parts_) assert(part.finished == micro_batches_ || part.ranges.empty());
     return buffers_[0].data();
   }
 
  private:
-  static int index(GradientPhase phase) { return static_cast<int>(phase); }
+  struct Part {
+    std::vector<std::pair<size_t, size_t>> ranges;
+    int finished;  // micro-batches of this step
+  };
+
+  Part& part(int stage, GradientPhase phase) { return parts_[stage * kGradientPhases + static_cast<int>(phase)]; }
 
   // buffer[top - 1] += buffer[top]: earlier micro-batches are always the left operand.
-  void add_down(int phase, int top, cudaStream_t stream) {
-    for (const auto& range : ranges_[phase]) {
+  void add_down(const Part& part, int top, cudaStream_t stream) {
+    for (const auto& range : part.ranges) {
       float* low = buffers_[top - 1].data() + range.first;
       add(low, low, buffers_[top].data() + range.first, range.second - range.first, stream);
     }
@@ -108,6 +116,5 @@ class GradientTree {
   bool exact_;
   int micro_batches_ = 0;  // of this step
   std::vector<DeviceArray<float>> buffers_;
-  std::vector<std::pair<size_t, size_t>> ranges_[kGradientPhases];
-  int finished_[kGradientPhases] = {};
+  std::vector<Part> parts_;  // kGradientPhases for each stage
 };

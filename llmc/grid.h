@@ -1,21 +1,20 @@
-// grid.h -- where a rank stands: pipeline stage x data-parallel replica. Replicas of a stage are adjacent in rank.
+// grid.h -- where a rank stands: place in the pipeline x data-parallel replica. A place has one stage of the model, or
+// several (plan.h: owner). The replicas of a place are adjacent in rank.
 #pragma once
 
 #include "llmc/check.h"
 
 struct Grid {
-  int pipeline = 1;  // ranks of one replica
+  int pipeline = 1;  // p, the ranks of one replica
   int replicas = 1;
   int rank = 0;
 
-  int stage() const { return rank / replicas; }
+  int place() const { return rank / replicas; }
   int replica() const { return rank % replicas; }
-  int rank_of(int stage, int replica) const { return stage * replicas + replica; }
-  bool first_stage() const { return stage() == 0; }
-  bool last_stage() const { return stage() == pipeline - 1; }
+  int rank_of(int place, int replica) const { return place * replicas + replica; }
 };
 
-/// World of `size` ranks as --pp `pipeline` stages; the rest of the ranks are replicas.
+/// World of `size` ranks as pipelines of --pp `pipeline` ranks; the rest of the ranks are replicas.
 inline Grid make_grid(int size, int rank, int pipeline) {
   if (pipeline < 1 || pipeline > size || size % pipeline != 0) {
     int below = pipeline > size ? size : pipeline;

@@ -3,7 +3,7 @@
 //   main.log       llm.c's lines  `s:%d trl:%.4f lr:%.6f norm:%.2f`  and  `s:%d tel:%.4f`
 //   metrics.jsonl  one JSON object a line, numbers in %.17g (they read back to the same bits; nan and inf become null):
 //                  {"step":..,"loss":..,"grad_norm":..,"lr":..,"ms":..,"tokens_per_second":..}
-//                  {"step":..,"val_loss":..}
+//                  {"step":..,"val_loss":..}   {"step":..,"pipeline":{..}} (telemetry_text.h)
 //   screen         one updating line on a terminal, else a plain line a step
 // Every line goes to the file in one write as soon as it is known, without a buffer in the process: a kill -9 loses
 // nothing, and a line is never half there unless the disk was full. A resumed run first cuts the files back to the step
@@ -137,6 +137,14 @@ class Logger {
           format_text("{\"step\":%" PRId64 ",\"val_loss\":%s}\n", step, logger_detail::json_number(loss).c_str()));
     }
     message(format_text("step %" PRId64 " | validation loss %.4f", step, loss));
+  }
+
+  /// Writes a finished step's telemetry: `json`, one object without a line end that begins with {"step":N, to
+  /// metrics.jsonl, and `line` to the screen.
+  void telemetry(const std::string& json, const std::string& line) {
+    assert(logger_detail::step_of_line(json) >= 0 && "a resumed run cuts by the step");
+    if (metrics_.is_open()) metrics_.write_all(json + "\n");
+    message(line);
   }
 
   /// Prints a line (or several) on the screen, above the progress line.

@@ -24,7 +24,8 @@
 #include "llmc/option_text.h"
 
 /// One row. `alias` is llm.c's name without the dash ("nk"), or "". A bool takes 0 or 1. `choices` ("gpipe|1f1b"): the
-/// legal texts of a string option, "" = any text. `placeholder`: what --help shows for the value.
+/// legal texts of a string option, "" = any text. `placeholder`: what --help shows for the value. `bare`: a bool that
+/// may stand without a value, which then is 1.
 template <class Values>
 struct Option {
   using Field = std::variant<bool Values::*, int Values::*, int64_t Values::*, double Values::*, std::string Values::*>;
@@ -36,6 +37,7 @@ struct Option {
   OptionRange range;
   const char* choices;
   const char* help;
+  bool bare = false;
 };
 
 /// What the command line asks for besides values.
@@ -82,8 +84,9 @@ class OptionTable {
         continue;
       }
       if (equals == std::string::npos) {
-        if (i + 1 >= argc || is_flag(argv[i + 1])) user_error("%s needs a value; see --help", word.c_str());
-        value = argv[++i];
+        const bool has_value = i + 1 < argc && !is_flag(argv[i + 1]);
+        if (!has_value && !(row && row->bare)) user_error("%s needs a value; see --help", word.c_str());
+        value = has_value ? argv[++i] : "1";
       }
       if (name == "config") {
         if (value.empty()) user_error("--config \"\" names no file; leave it out or give a file");

@@ -15,20 +15,17 @@
 #include <vector>
 
 #include "llmc/control.h"
-#include "llmc/gpt2_stage.h"
+#include "llmc/gpt2_memory.h"
 #include "llmc/grid.h"
-#include "llmc/partition.h"
 #include "llmc/pipeline.h"
-#include "llmc/zero.h"
 
-/// How the model is spread and run; the same on every rank.
+/// The model, how it is spread, and how it is run; the same on every rank.
 struct ParallelSettings {
   GPT2Config model;
   BatchShape shape;               // micro-batch
   int micro_batches = 1;          // of one step, over all replicas
   int forward_micro_batches = 1;  // most micro-batches of a replica in one forward-only run
-  std::string schedule = "1f1b";
-  std::string partition = "even";
+  PipelineLayout layout;
   int zero_stage = 1;
   bool exact = true;
 };
@@ -58,11 +55,18 @@ class ParallelGPT2 {
                cudaStream_t stream);
 
   const ParameterTable& table() const { return table_; }
-  const std::vector<int>& cuts() const { return cuts_; }
+  const PipelineLayout& layout() const { return settings_.layout; }
   const Plan& train_plan() const { return train_plan_; }
   const MemoryLedger& ledger() const { return ledger_; }
   StageOptimizer& optimizer() { return *optimizer_; }
+  int micro_batches() const { return settings_.micro_batches; }
   Share micro_batch_share() const { return tree_share(settings_.micro_batches, grid_.replicas, grid_.replica()); }
+
+  /// Records the steps from the next one on, null: none. The caller finishes each recorded step (recorder.h).
+  void set_recorder(StepRecorder* recorder) {
+    recorder_ = recorder;
+    pipeline_->set_recorder(recorder);
+  }
 
   /// GPT-2 initialisation, keyed by (seed, tensor, element).
   void initialize(uint64_t seed) {
@@ -93,14 +97,21 @@ class ParallelGPT2 {
   uint64_t parameter_hash();
 
   /// Bytes that this rank's buffers should take, from sizes alone.
-  size_t forecast_bytes() const;
+  RankMemory forecast() const;
 
  private:
+  void agree_on_plan() const;
   void allocate();
-  ModelCost cost() const;
-  Plan make_forward_plan(int micro_batches) const;
-  StageRange stage_range(int stage) const;
+  void build_stages();
+  int most_micro_batches() const;
+  const std::vector<int>& owner() const { return train_plan_.schedule.owner; }
+  int rank_of_stage(int stage) const { return grid_.rank_of(owner()[stage], grid_.replica()); }
+  GPT2Stage* head_stage() { return layout_.has_head() ? stages_.back().get() : nullptr; }
+  Plan forward_plan(int micro_batches) const;
   void load(const TokenBatch& batch);
+  void mark(const char* phase) {
+    if (recorder_) recorder_->mark(phase);
+  }
   void sum_tied_embedding(float* gradients);
   void exchange_tied_embedding(float* gradients);
   std::vector<double> global_sums(const TokenBatch& batch, int first, int total, bool with_squares,
@@ -117,15 +128,15 @@ class ParallelGPT2 {
   MemoryLedger ledger_;
   ParameterTable table_;
   std::vector<ModelBucket> buckets_;
-  std::vector<int> cuts_;
   std::unique_ptr<Communicator> replicas_;
-  StageLayout layout_;
   Plan train_plan_;
+  StageLayout layout_;  // of this rank's stages
   std::unique_ptr<StageOptimizer> optimizer_;
   std::unique_ptr<GradientTree> gradients_;
   std::unique_ptr<GPT2Workspace> workspace_;
-  std::unique_ptr<GPT2Stage> stage_;
+  std::vector<std::unique_ptr<GPT2Stage>> stages_;  // of this rank, in the order of the model
   std::unique_ptr<Pipeline<GPT2Stage>> pipeline_;
+  StepRecorder* recorder_ = nullptr;
   DeviceArray<float> tied_;
   PinnedArray<float> host_losses_;
 };

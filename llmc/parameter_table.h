@@ -32,6 +32,9 @@ struct ParameterTensor {
   bool weight_decay = false;
   int block = -1;            // -1 embeddings, 0..L-1 blocks, L what follows them
   size_t padding_begin = 0;  // elements from here on are padding: they start as zero and their gradient is zero
+  // Highest recompute level (StageRange) at which its weight gradient is an action of its own; beyond, what that action
+  // would read is not kept, and the gradient is made together with the input gradient. -1: always together.
+  int split_up_to = -1;
 };
 
 struct ParameterTable {

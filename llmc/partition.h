@@ -3,10 +3,11 @@
 // L blocks and S stages give cuts (S+1): stage s holds the blocks cuts[s] .. cuts[s+1]-1, the first stage the embedding
 // as well, the last one the head. A stage may be empty, so S goes up to L+2: embedding alone, one block each, head
 // alone. The head is not a small appendix: for GPT-2 124M it weighs 4.9 blocks, and with an even split the other stages
-// wait for it. `auto` makes the most expensive stage as cheap as possible, and the stages as equal as that allows:
-//   1. limit = min over all cuts of max_s cost(s);   2. min over the cuts with every cost(s) <= limit of sum_s
-//   cost(s)^2
-// both by dynamic programming over (stages, blocks), O(S L^2).
+// wait for it. Two partitions follow from the costs alone; the planner goes on from them with the simulator:
+//   auto_partition   the most expensive stage is as cheap as possible, and the stages as equal as that allows:
+//       1. limit = min over all cuts of max_s cost(s);  2. min over the cuts with cost(s) <= limit of sum_s cost(s)^2,
+//       both by dynamic programming over (stages, blocks), O(S L^2)
+//   rank_partition   the same for ranks with several stages: what counts is the sum over the stages of a rank
 #pragma once
 
 #include <algorithm>
@@ -15,45 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/plan.h"
-
-/// Time (or FLOPs) of one micro-batch in each part of the model. The head's three parts all run inside F of the last
-/// stage.
-struct ModelCost {
-  StageCost embedding;
-  std::vector<StageCost> blocks;  // (L)
-  StageCost head;
-};
-
-inline double total_cost(const StageCost& cost) { return cost.forward + cost.backward_input + cost.backward_weight; }
-
-/// FLOPs per token of a GPT-2. Block: 12 C^2 parameters, 2 FLOPs each in forward, input and weight gradient; attention
-/// 2 T C forward (causal: half of 4 T C) and 2.5 times that backward, where the scores are computed again. Head: 2 V C.
-inline ModelCost gpt2_model_cost(int layers, int T, int C, int V) {
-  const double matmul = 24.0 * C * C, attention = 2.0 * T * C, head = 2.0 * V * C;
-  ModelCost cost;
-  cost.embedding = {1.0 * C, 0, 2.0 * C};
-  cost.blocks.assign(static_cast<size_t>(layers), {matmul + attention, matmul + 2.5 * attention, matmul});
-  cost.head = {head, head, head};
-  return cost;
-}
-
-/// Cost of each stage, for the simulator. `forward_only`: the head runs its forward alone.
-inline std::vector<StageCost> stage_costs(const ModelCost& model, const std::vector<int>& cuts,
-                                          bool forward_only = false) {
-  std::vector<StageCost> costs(cuts.size() - 1);
-  const auto add = [](StageCost* sum, const StageCost& part) {
-    sum->forward += part.forward;
-    sum->backward_input += part.backward_input;
-    sum->backward_weight += part.backward_weight;
-  };
-  for (size_t stage = 0; stage < costs.size(); stage++) {
-    for (int block = cuts[stage]; block < cuts[stage + 1]; block++) add(&costs[stage], model.blocks[block]);
-  }
-  add(&costs.front(), model.embedding);
-  costs.back().forward += forward_only ? model.head.forward : total_cost(model.head);
-  return costs;
-}
+#include "llmc/model_cost.h"
 
 /// "4,4,3,1" for cuts {0,4,8,11,12}.
 inline std::string partition_text(const std::vector<int>& cuts) {
@@ -136,38 +99,56 @@ inline std::vector<int> nearest_counts(std::vector<int> counts, int blocks) {
   return counts;
 }
 
-/// The counts in "4,4,3,1"; a user error if a field is not a number >= 0.
-inline std::vector<int> parse_counts(const std::string& text, const std::string& even) {
+/// Cuts that give each rank an equal share of the work, and each of its stages an equal share of the rank's blocks: a
+/// rank that has the head gets fewer. `owner`: rank of each stage. Blocks are placed in order, so the shares are met to
+/// half a block. O(S + L).
+inline std::vector<int> rank_partition(const ModelCost& model, const std::vector<int>& owner, int ranks) {
+  const int stages = static_cast<int>(owner.size()), blocks = static_cast<int>(model.blocks.size());
+  std::vector<double> fixed(ranks, 0.0);
+  std::vector<int> count(ranks, 0);
+  fixed[owner.front()] += total_cost(model.embedding);
+  fixed[owner.back()] += total_cost(model.head);
+  for (int rank : owner) count[rank]++;
+  double room = 0, all = 0;
+  std::vector<double> budget(ranks);
+  for (int rank = 0; rank < ranks; rank++)
+    room += budget[rank] = std::max(0.0, whole_cost(model) / ranks - fixed[rank]);
+  for (const StageCost& block : model.blocks) all += total_cost(block);
+  std::vector<int> cuts(1, 0);
+  double placed = 0, due = 0;
+  for (int stage = 0, next = 0; stage + 1 < stages; stage++) {
+    due += room > 0 ? all / room * budget[owner[stage]] / count[owner[stage]] : all / stages;
+    while (next < blocks && placed + total_cost(model.blocks[next]) / 2 < due)
+      placed += total_cost(model.blocks[next++]);
+    cuts.push_back(next);
+  }
+  cuts.push_back(blocks);
+  return cuts;
+}
+
+/// The counts of a --partition list; empty for `even` and `auto`. User error for anything else.
+inline std::vector<int> partition_counts(const std::string& text) {
   std::vector<int> counts;
+  if (text == "even" || text == "auto") return counts;
   for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
     end = text.find(',', begin);
     const std::string field = text.substr(begin, end == std::string::npos ? end : end - begin);
     const bool digits = !field.empty() && field.find_first_not_of("0123456789") == std::string::npos;
     if (!digits || field.size() > 6) {
-      user_error("--partition %s: \"%s\" is not a number of blocks; use even, auto or counts such as %s", text.c_str(),
-                 field.c_str(), even.c_str());
+      user_error("--partition %s: \"%s\" is not a number of blocks; use even, auto or counts such as 4,4,3,1",
+                 text.c_str(), field.c_str());
     }
     counts.push_back(atoi(field.c_str()));
   }
   return counts;
 }
 
-/// The cuts (stages+1) for `--partition text`, of model.blocks.size() blocks. User errors name the nearest partition
-/// that works: more than blocks + 2 stages, a count that is no number, a wrong number of counts, a wrong sum.
-inline std::vector<int> make_partition(const std::string& text, int stages, const ModelCost& model) {
-  assert(stages >= 1);
-  const int blocks = static_cast<int>(model.blocks.size());
-  if (stages > blocks + 2) {
-    user_error("%d pipeline stages are too many for %d blocks: at most %d (embedding, blocks, head); use --pp %d",
-               stages, blocks, blocks + 2, blocks + 2);
-  }
-  const std::vector<int> even = even_partition(blocks, stages);
-  if (text == "even") return even;
-  if (text == "auto") return auto_partition(model, stages);
-  const std::vector<int> counts = parse_counts(text, partition_text(even));
+/// User error unless the counts of `--partition text` are one for each stage and place all blocks. Names the nearest
+/// counts that work.
+inline void check_counts(const std::string& text, const std::vector<int>& counts, int stages, int blocks) {
   if (static_cast<int>(counts.size()) != stages) {
     user_error("--partition %s has %zu counts for %d stages; use --partition %s", text.c_str(), counts.size(), stages,
-               partition_text(even).c_str());
+               partition_text(even_partition(blocks, stages)).c_str());
   }
   long long sum = 0;
   for (int count : counts) sum += count;
@@ -175,5 +156,27 @@ inline std::vector<int> make_partition(const std::string& text, int stages, cons
     user_error("--partition %s places %lld blocks, the model has %d; use --partition %s", text.c_str(), sum, blocks,
                partition_text(cuts_from_counts(nearest_counts(counts, blocks))).c_str());
   }
+}
+
+/// User error where `chunks` stages on each of `pp` ranks are more than embedding, blocks and head can fill.
+/// `min_chunks`: fewest that the schedule can have.
+inline void check_stage_count(int pp, int chunks, int blocks, int min_chunks = 1) {
+  const long long stages = static_cast<long long>(pp) * chunks, most = blocks + 2;
+  if (stages <= most) return;
+  const bool fewer_chunks = chunks > min_chunks && static_cast<long long>(pp) * min_chunks <= most;
+  user_error("--pp %d%s is %lld stages, too many for %d blocks: at most %lld (embedding, blocks, head); use --%s %lld",
+             pp, chunks > 1 ? format_text(" with %d chunks", chunks).c_str() : "", stages, blocks, most,
+             fewer_chunks ? "chunks" : "pp", fewer_chunks ? most / pp : std::max(1LL, most / min_chunks));
+}
+
+/// The cuts (stages+1) for `--partition text`, of model.blocks.size() blocks on at most as many stages + 2. User errors
+/// name the nearest partition that works: a count that is no number, a wrong number of counts, a wrong sum.
+inline std::vector<int> make_partition(const std::string& text, int stages, const ModelCost& model) {
+  const int blocks = static_cast<int>(model.blocks.size());
+  assert(stages >= 1 && stages <= blocks + 2);
+  if (text == "even") return even_partition(blocks, stages);
+  if (text == "auto") return auto_partition(model, stages);
+  const std::vector<int> counts = partition_counts(text);
+  check_counts(text, counts, stages, blocks);
   return cuts_from_counts(counts);
 }

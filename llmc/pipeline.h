@@ -21,6 +21,7 @@
 #include "llmc/comm.h"
 #include "llmc/plan.h"
 #include "llmc/random.h"
+#include "llmc/recorder.h"
 
 /// Link numbers for open_links(): activations into stage s, and gradients into stage s.
 inline int activation_link(int stage) { return 2 * stage; }
@@ -51,6 +52,9 @@ class Pipeline {
     if (const char* seed = getenv("LLMC_TEST_ACTION_DELAY")) delay_seed_ = strtoull(seed, nullptr, 10);
   }
 
+  /// From the next run on `recorder` hears of every action and message; null (at first): none, and no cost.
+  void set_recorder(StepRecorder* recorder) { recorder_ = recorder; }
+
   /// Runs one step (or one forward-only pass) of `plan`. Returns when all work has been issued and all transfers are
   /// complete; the compute stream may still be busy.
   void run(const Plan& plan, bool train) {
@@ -63,10 +67,9 @@ class Pipeline {
     }
     for (const Action& action : plan.schedule.actions[place_]) {
       pause();
-      const int s = action.stage, i = action.micro_batch;
-      if (action.op == Op::kForward) forward(s, i);
-      if (action.op == Op::kBackward || action.op == Op::kBackwardInput) backward_input(s, i);
-      if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) backward_weight(s, i);
+      if (action.op == Op::kForward) forward(action);
+      if (action.op == Op::kBackward || action.op == Op::kBackwardInput) backward_input(action);
+      if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) backward_weight(action);
     }
     for (auto* tickets : {&output_sent_, &gradient_sent_}) {
       for (const Ticket& ticket : *tickets) {
@@ -94,48 +97,64 @@ class Pipeline {
     if (i >= slots(s)) last_use = (train_ ? gradient_sent_ : output_sent_)[at(s, i - slots(s))];
     input_[at(s, i)] = comm_->receive(stages_[s]->input(slot(s, i)), stages_[s]->boundary_bytes(), ranks_[s - 1],
                                       activation_link(s), stream_, last_use);
+    if (recorder_) recorder_->message(input_[at(s, i)], false, false, s, i, stages_[s]->boundary_bytes());
   }
 
   void hand_over(const void* from, void* to, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
   }
 
-  void forward(int s, int i) {
+  void forward(const Action& action) {
+    const int s = action.stage, i = action.micro_batch, k = slot(s, i);
     Stage& stage = *stages_[s];
-    const int k = slot(s, i);
-    if (remote_previous(s))
-      comm_->wait(input_[at(s, i)], stream_);
-    else if (has_previous(s))
-      hand_over(stages_[s - 1]->output(slot(s - 1, i)), stage.input(k), stage.boundary_bytes());
+    if (remote_previous(s)) comm_->wait(input_[at(s, i)], stream_);
     // Forward only: the slot's last output may still be on its way. (In training its gradient has come back.)
     if (!train_ && remote_next(s) && i >= slots(s)) comm_->wait(output_sent_[at(s, i - slots(s))], stream_);
-    stage.forward(k, i, train_);
-    if (remote_next(s)) {
-      output_sent_[at(s, i)] =
-          comm_->send(stage.output(k), stage.boundary_bytes(), ranks_[s + 1], activation_link(s + 1), stream_);
-      if (train_) {
-        gradient_[at(s, i)] = comm_->receive(stage.output(k), stage.boundary_bytes(), ranks_[s + 1], gradient_link(s),
-                                             stream_, output_sent_[at(s, i)]);
-      }
+    if (recorder_) recorder_->start_action(action);
+    if (has_previous(s) && !remote_previous(s)) {
+      hand_over(stages_[s - 1]->output(slot(s - 1, i)), stage.input(k), stage.boundary_bytes());
     }
+    stage.forward(k, i, train_);
+    if (recorder_) recorder_->end_action();
+    if (remote_next(s)) send_output(s, i);
     if (!train_ && i + slots(s) < micro_batches()) post_input(s, i + slots(s));
   }
 
-  void backward_input(int s, int i) {
+  // The output leaves, and in training its gradient comes back over it.
+  void send_output(int s, int i) {
+    void* output = stages_[s]->output(slot(s, i));
+    const size_t bytes = stages_[s]->boundary_bytes();
+    Ticket& sent = output_sent_[at(s, i)];
+    sent = comm_->send(output, bytes, ranks_[s + 1], activation_link(s + 1), stream_);
+    if (recorder_) recorder_->message(sent, true, false, s + 1, i, bytes);
+    if (!train_) return;
+    Ticket& gradient = gradient_[at(s, i)];
+    gradient = comm_->receive(output, bytes, ranks_[s + 1], gradient_link(s), stream_, sent);
+    if (recorder_) recorder_->message(gradient, false, true, s, i, bytes);
+  }
+
+  // The input gradient leaves as soon as it is there: in an unsplit backward pass before the weight gradient.
+  void backward_input(const Action& action) {
+    const int s = action.stage, i = action.micro_batch, k = slot(s, i);
     Stage& stage = *stages_[s];
-    const int k = slot(s, i);
     if (remote_next(s)) comm_->wait(gradient_[at(s, i)], stream_);
+    if (recorder_) recorder_->start_action(action);
     stage.backward_input(k, i);
     if (has_previous(s) && !remote_previous(s)) {
       hand_over(stage.input(k), stages_[s - 1]->output(slot(s - 1, i)), stage.boundary_bytes());
-    } else if (has_previous(s)) {
-      gradient_sent_[at(s, i)] =
-          comm_->send(stage.input(k), stage.boundary_bytes(), ranks_[s - 1], gradient_link(s - 1), stream_);
     }
+    if (recorder_) action.op == Op::kBackward ? recorder_->output_ready() : recorder_->end_action();
+    if (!remote_previous(s)) return;
+    Ticket& sent = gradient_sent_[at(s, i)];
+    sent = comm_->send(stage.input(k), stage.boundary_bytes(), ranks_[s - 1], gradient_link(s - 1), stream_);
+    if (recorder_) recorder_->message(sent, true, true, s - 1, i, stage.boundary_bytes());
   }
 
-  void backward_weight(int s, int i) {
+  void backward_weight(const Action& action) {
+    const int s = action.stage, i = action.micro_batch;
+    if (recorder_ && action.op == Op::kBackwardWeight) recorder_->start_action(action);
     stages_[s]->backward_weight(slot(s, i), i);
+    if (recorder_) recorder_->end_action();
     if (i + slots(s) < micro_batches()) post_input(s, i + slots(s));
   }
 
@@ -150,6 +169,7 @@ class Pipeline {
   int place_;
   Communicator* comm_;
   cudaStream_t stream_;
+  StepRecorder* recorder_ = nullptr;
   const Plan* plan_ = nullptr;
   bool train_ = false;
   uint64_t delay_seed_ = 0, actions_ = 0;

@@ -23,19 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/schedule.h"
-
-/// Time of one micro-batch on one stage, any unit. The last stage's `forward` holds the head's forward and backward.
-struct StageCost {
-  double forward = 0;
-  double backward_input = 0;
-  double backward_weight = 0;
-};
-
-struct PlanCosts {
-  std::vector<StageCost> stages;  // (S), every time >= 0
-  double transfer = 0;            // one message between two ranks
-};
+#include "llmc/schedules.h"
 
 /// kBackward is B or I; kWeight is there only where the backward pass is split; the last two only between two ranks.
 enum class NodeKind { kForward, kBackward, kWeight, kActivation, kGradient };
@@ -44,12 +32,6 @@ constexpr int kNodeKinds = 5;
 inline NodeKind node_kind(Op op) {
   if (op == Op::kForward) return NodeKind::kForward;
   return op == Op::kBackwardWeight ? NodeKind::kWeight : NodeKind::kBackward;
-}
-
-inline double action_cost(const StageCost& cost, Op op) {
-  if (op == Op::kForward) return cost.forward;
-  if (op == Op::kBackwardInput) return cost.backward_input;
-  return op == Op::kBackwardWeight ? cost.backward_weight : cost.backward_input + cost.backward_weight;
 }
 
 struct PlanNode {
@@ -108,6 +90,9 @@ class PlanGraph {
     }
   }
 
+  /// For every node, by node_id, those that wait for it.
+  const std::vector<std::vector<int>>& successors() const { return successors_; }
+
   /// Start and end of every node, each as early as its predecessors allow, and the nodes in order of start. Returns ""
   /// or the nodes of a cycle. Ties go to the lower node number, so the result is the same everywhere.
   std::string simulate(std::vector<Interval>* times, std::vector<PlanNode>* order) const {
@@ -133,7 +118,7 @@ class PlanGraph {
       Interval& time = (*times)[node];
       time.end = time.start + cost_[node];
       for (int next : successors_[node]) {
-        (*times)[next].start = std::max((*times)[next].start, time.end);
+        (*times)[next].start = std::max((*times)[next].start, release(node, next, time));
         if (--waits_for[next] == 0) ready.push({(*times)[next].start, next});
       }
     }
@@ -142,6 +127,15 @@ class PlanGraph {
 
  private:
   static constexpr double kAbsent = -1;
+
+  /// When `next` no longer waits for `node`: at its end, or when an unsplit B has its input gradient.
+  double release(int node, int next, const Interval& time) const {
+    const PlanNode from = decode(node);
+    const bool early = plan_.costs.early_gradient && from.kind == NodeKind::kBackward &&
+                       decode(next).kind == NodeKind::kGradient &&
+                       cost_[id(NodeKind::kWeight, from.stage, from.micro_batch)] == kAbsent;
+    return early ? time.start + plan_.costs.stages[from.stage].backward_input : time.end;
+  }
 
   int id(NodeKind kind, int stage, int i) const { return plan_.node_id(kind, stage, i); }
   PlanNode decode(int node) const {
@@ -250,8 +244,11 @@ class PlanGraph {
 /// Peak slots always suffice: take any order of the actions that the bare dependencies allow, put xF just before its F
 /// and xB just after its B; F(s,i) then comes after W(s,i-peak), so this order satisfies the credits too, and where
 /// there is an order there is no cycle. With just as many, though, the next input could not be under way while the rank
-/// computes; one more slot hides it. For 1f1b that is all that can be used: stage s-1 has at most peak(s)+1 in flight.
-/// Forward only: two slots, one computes and one moves, and more where a rank with several stages needs them.
+/// computes; one more slot hides it, for one micro-batch's activations of each of the rank's stages.
+/// More slots gain nothing, the simulated time is that of one slot for every micro-batch: for gpipe, 1f1b, looped-bfs
+/// and the zero-bubble ones at any costs, for the others with equal stages and transfers up to half a stage's F+I+W.
+/// (Where links are slower than that, further slots could save those others up to 30%; test_plan.cpp.)
+/// Forward only: two slots, one computes and one moves.
 inline std::vector<int> count_slots(const Schedule& schedule, const std::vector<int>& peak) {
   std::vector<int> slots(peak.size());
   for (int stage = 0; stage < schedule.stages; stage++) {
@@ -268,8 +265,7 @@ inline std::string evaluate_plan(Plan* plan) {
   const std::string fault = check_lists(schedule, &plan->peak);
   if (!fault.empty()) return fault;
   assert(static_cast<int>(plan->costs.stages.size()) == schedule.stages && "one cost for each stage");
-  const bool count = plan->slots.empty();
-  if (count) plan->slots = count_slots(schedule, plan->peak);
+  if (plan->slots.empty()) plan->slots = count_slots(schedule, plan->peak);
   assert(static_cast<int>(plan->slots.size()) == schedule.stages && "one number of slots for each stage");
   for (int stage = 0; stage < schedule.stages; stage++) {
     if (plan->slots[stage] < plan->peak[stage]) {
@@ -277,11 +273,7 @@ inline std::string evaluate_plan(Plan* plan) {
                          schedule.owner[stage], stage, plan->peak[stage], plan->slots[stage]);
     }
   }
-  std::string cycle = PlanGraph(*plan).simulate(&plan->times, &plan->order);
-  while (!cycle.empty() && count && schedule.forward_only && plan->slots[0] < schedule.micro_batches) {
-    for (int& slots : plan->slots) slots++;
-    cycle = PlanGraph(*plan).simulate(&plan->times, &plan->order);
-  }
+  const std::string cycle = PlanGraph(*plan).simulate(&plan->times, &plan->order);
   if (!cycle.empty()) return cycle;
   plan->makespan = 0;
   plan->busy.assign(schedule.ranks, 0);
@@ -310,9 +302,23 @@ inline Plan make_plan(Schedule schedule, PlanCosts costs, std::vector<int> slots
   return plan;
 }
 
-/// The same time for every stage: enough where only order and slots matter.
-inline PlanCosts equal_costs(int stages, StageCost cost = {1, 1, 1}, double transfer = 0) {
-  return {std::vector<StageCost>(static_cast<size_t>(stages), cost), transfer};
+/// The fastest forward-only plan for stages on the ranks `owner` (S) with the slots that training has (S, each >= 1;
+/// empty: two a stage). Tries every order of forward_only_schedule, the wave and groups of 1..p micro-batches; those
+/// that would need more slots are left out, and group 1 is always there. Ties go to the wave, then to the smaller
+/// group.
+inline Plan make_forward_plan(int ranks, const std::vector<int>& owner, int micro_batches, const PlanCosts& costs,
+                              const std::vector<int>& slots = {}) {
+  Plan best;
+  for (int group = 0; group <= (static_cast<int>(owner.size()) > ranks ? ranks : 1); group++) {
+    Plan plan;
+    plan.schedule = forward_only_schedule(ranks, owner, micro_batches, group);
+    plan.costs = costs;
+    plan.slots = slots;
+    if (!evaluate_plan(&plan).empty()) continue;
+    if (best.schedule.owner.empty() || plan.makespan < best.makespan) best = std::move(plan);
+  }
+  assert(!best.schedule.owner.empty() && "group 1 always runs");
+  return best;
 }
 
 /// FNV-1a over everything in the plan and the cuts of its partition. Ranks compare it before the first step: different
@@ -346,7 +352,8 @@ inline uint64_t plan_hash(const Plan& plan, const std::vector<int>& cuts = {}) {
   const Schedule& schedule = plan.schedule;
   hash.add(schedule.name), hash.add(schedule.ranks), hash.add(schedule.stages), hash.add(schedule.micro_batches);
   hash.add(static_cast<int>(schedule.forward_only)), hash.add(schedule.owner), hash.add(schedule.actions);
-  hash.add(plan.costs.stages), hash.add(plan.costs.transfer), hash.add(plan.slots), hash.add(plan.peak);
+  hash.add(plan.costs.stages), hash.add(plan.costs.transfer), hash.add(plan.costs.early_gradient), hash.add(plan.slots),
+      hash.add(plan.peak);
   hash.add(plan.order), hash.add(plan.times), hash.add(plan.busy), hash.add(plan.makespan), hash.add(plan.bubble);
   hash.add(plan.bubble_fraction), hash.add(cuts);
   return hash.value();

@@ -7,7 +7,8 @@
 // the start is collective inside MPI. Who waits polls, and sleeps between polls: four ranks on two cores must leave the
 // cores to those that compute (a blocking MPI_Recv in three waiting ranks slowed the fourth from 1.8 to 6.9 s).
 //
-// Without MPI (make MPI=0) a process is alone; being started as one of several is then an error, not N times rank 0.
+// A process that no launcher has started is alone and leaves MPI out, which saves a second. Without MPI (make MPI=0)
+// being started as one of several is an error, not N times rank 0.
 #pragma once
 
 #include <sched.h>
@@ -19,6 +20,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -80,6 +82,18 @@ inline int launched_ranks() {
   }
   if (getenv("SLURM_SRUN_COMM_HOST") != nullptr) consider("SLURM_NTASKS");  // set by srun only, not inside sbatch
   return ranks;
+}
+
+/// Whether an MPI or batch launcher has started this process, as far as its environment tells. Only names are looked
+/// at, so that a launcher whose number of ranks we cannot read still counts: MPI is then started, and knows.
+inline bool started_by_launcher() {
+  for (char** entry = environ; *entry != nullptr; entry++) {
+    for (const char* prefix : {"OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCALRANKID", "ALPS_APP_",
+                               "PALS_", "FLUX_TASK_", "JSM_NAMESPACE_", "SLURM_SRUN_COMM_HOST"}) {
+      if (strncmp(*entry, prefix, strlen(prefix)) == 0) return true;
+    }
+  }
+  return launched_ranks() > 1;
 }
 
 /// See the top of the file. Shared (std::shared_ptr) by all that communicate; MPI is finalised when the last one is
@@ -195,6 +209,7 @@ inline void prepare_environment() {
 
 inline Process::Process(int* argc, char*** argv) {
   prepare_environment();
+  if (!started_by_launcher()) return;
   int provided = 0;
   if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
     environment_error("MPI_Init_thread failed");
@@ -219,7 +234,7 @@ inline Process::Process(int* argc, char*** argv) {
 
 inline Process::~Process() {
   // After a failure the other ranks may wait in something else; the launcher then ends the job.
-  if (failed_ || std::uncaught_exceptions() > 0) return;
+  if (world_ == MPI_COMM_NULL || failed_ || std::uncaught_exceptions() > 0) return;
   MPI_Comm_free(&world_);
   MPI_Finalize();
 }
@@ -227,7 +242,7 @@ inline Process::~Process() {
 inline void Process::abort(int exit_code) {
   fflush(nullptr);
   end_soon();
-  MPI_Abort(MPI_COMM_WORLD, exit_code);
+  if (world_ != MPI_COMM_NULL) MPI_Abort(MPI_COMM_WORLD, exit_code);
   _exit(exit_code);
 }
 

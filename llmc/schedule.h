@@ -10,10 +10,11 @@
 // within a rank is a hand-over (plan.h). So a generator is a handful of lines, and none can misplace a send.
 // Micro-batches go up in every list, also in the backward part: each weight gradient is then the sum of the same terms
 // in the same order as on one device, which is what makes all schedules equal bit for bit.
-// Sources: GPipe, arXiv 1811.06965; 1F1B (PipeDream-Flush), arXiv 2006.09503 and 2104.04473.
+// The generators are in schedules.h and greedy_schedule.h, files in schedule_csv.h.
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <string>
 #include <vector>
 
@@ -55,86 +56,85 @@ inline std::string action_text(const Action& action) {
   return format_text("%c(%d,%d)", op_letter(action.op), action.stage, action.micro_batch);
 }
 
-/// Lists without actions for one stage a rank: stage s on rank s.
-inline Schedule empty_schedule(const std::string& name, int ranks, int micro_batches) {
+/// Where the stages go: one a rank; or v a rank, dealt round and round (stage s on rank s % p), or to and fro, so that
+/// the first and the last stage share rank 0 and every turn is a hop within a rank.
+///     kLine  0 1 2 3          kLoop  0 1 2 3 0 1 2 3          kV  0 1 2 3 3 2 1 0
+enum class Placement { kLine, kLoop, kV };
+
+/// The rank (S) of each of the ranks * chunks stages. kLine: chunks must be 1.
+inline std::vector<int> place_stages(Placement placement, int ranks, int chunks) {
+  assert(ranks >= 1 && chunks >= 1 && (placement != Placement::kLine || chunks == 1));
+  std::vector<int> owner;
+  for (int stage = 0; stage < ranks * chunks; stage++) {
+    const bool back = placement == Placement::kV && stage / ranks % 2 == 1;
+    owner.push_back(back ? ranks - 1 - stage % ranks : stage % ranks);
+  }
+  return owner;
+}
+
+/// Lists without actions.
+inline Schedule empty_schedule(const std::string& name, int ranks, const std::vector<int>& owner, int micro_batches) {
   assert(ranks >= 1 && micro_batches >= 0);
   Schedule schedule;
   schedule.name = name;
   schedule.ranks = ranks;
-  schedule.stages = ranks;
+  schedule.stages = static_cast<int>(owner.size());
   schedule.micro_batches = micro_batches;
-  for (int rank = 0; rank < ranks; rank++) schedule.owner.push_back(rank);
+  schedule.owner = owner;
   schedule.actions.resize(static_cast<size_t>(ranks));
   return schedule;
 }
 
-/// GPipe: all forwards, then all backwards.
-///     rank 0 |F0-F1-F2-F3-..................B0----B1----B2----B3----|
-///     rank 1 |...F0-F1-F2-F3-.........B0----B1----B2----B3----......|
-///     rank 2 |......F0-F1-F2-F3-B0----B1----B2----B3----............|
-/// Bubble (p-1)(tF+tB) a step, and every micro-batch's activations are alive at once: m on each rank.
-inline Schedule gpipe_schedule(int ranks, int micro_batches) {
-  Schedule schedule = empty_schedule("gpipe", ranks, micro_batches);
-  for (int rank = 0; rank < ranks; rank++) {
-    std::vector<Action>& list = schedule.actions[rank];
-    for (int i = 0; i < micro_batches; i++) list.push_back({Op::kForward, rank, i});
-    for (int i = 0; i < micro_batches; i++) list.push_back({Op::kBackward, rank, i});
-  }
-  return schedule;
+/// Time of one micro-batch on one stage, any unit. The last stage's `forward` holds the head's forward and backward.
+struct StageCost {
+  double forward = 0;
+  double backward_input = 0;
+  double backward_weight = 0;
+};
+
+struct PlanCosts {
+  std::vector<StageCost> stages;  // (S), every time >= 0
+  double transfer = 0;            // one message between two ranks
+  bool early_gradient = false;    // the message of an unsplit B leaves before its weight gradient, as in pipeline.h
+};
+
+/// The same time for every stage: enough where only order and slots matter.
+inline PlanCosts equal_costs(int stages, StageCost cost = {1, 1, 1}, double transfer = 0) {
+  return {std::vector<StageCost>(static_cast<size_t>(stages), cost), transfer};
 }
 
-/// 1F1B: as many forwards ahead as there are stages behind, then one forward, one backward in turn.
-///     rank 0 |F0-F1-F2-............B0----F3-B1----...B2----...B3----|
-///     rank 1 |...F0-F1-......B0----F2-B1----F3-B2----...B3----......|
-///     rank 2 |......F0-B0----F1-B1----F2-B2----F3-B3----............|
-/// The same bubble (p-1)(tF+tB) as GPipe, but a rank keeps only min(m, p-rank) micro-batches alive, whatever m is. With
-/// fewer micro-batches than stages the warm-up takes all of them, and 1F1B is GPipe.
-inline Schedule one_forward_one_backward_schedule(int ranks, int micro_batches) {
-  Schedule schedule = empty_schedule("1f1b", ranks, micro_batches);
-  for (int rank = 0; rank < ranks; rank++) {
-    std::vector<Action>& list = schedule.actions[rank];
-    const int warm_up = std::min(ranks - 1 - rank, micro_batches);
-    for (int i = 0; i < warm_up; i++) list.push_back({Op::kForward, rank, i});
-    for (int i = 0; i < micro_batches - warm_up; i++) {
-      list.push_back({Op::kForward, rank, warm_up + i});
-      list.push_back({Op::kBackward, rank, i});
-    }
-    for (int i = micro_batches - warm_up; i < micro_batches; i++) list.push_back({Op::kBackward, rank, i});
-  }
-  return schedule;
+inline double action_cost(const StageCost& cost, Op op) {
+  if (op == Op::kForward) return cost.forward;
+  if (op == Op::kBackwardInput) return cost.backward_input;
+  return op == Op::kBackwardWeight ? cost.backward_weight : cost.backward_input + cost.backward_weight;
 }
 
-/// Forward passes alone, for validation: the stages stay where training has put them (`owner`, one rank for each
-/// stage), m is free. A rank with several stages takes p micro-batches through each in turn, so that the ranks overlap.
-inline Schedule forward_only_schedule(int ranks, const std::vector<int>& owner, int micro_batches) {
-  Schedule schedule = empty_schedule("forward", ranks, micro_batches);
-  schedule.stages = static_cast<int>(owner.size());
-  schedule.owner = owner;
+/// Forward passes alone, for validation: the stages stay where training has put them (`owner`), m is free. A rank with
+/// several stages has a choice of order:
+///   group g >= 1   g micro-batches through each of its stages in turn
+///   group 0        a wave: F(s,i) at tick v i + s, v = S/p. In a V of two stages a rank its two ticks never meet, so
+///                  nobody waits but for the first input; where ticks do meet the lower stage goes first.
+/// 0 and 1 need one slot a stage and never hang; a larger g may need up to g slots where a rank hands over to itself.
+/// make_forward_plan (plan.h) chooses.
+inline Schedule forward_only_schedule(int ranks, const std::vector<int>& owner, int micro_batches, int group = 1) {
+  Schedule schedule = empty_schedule("forward", ranks, owner, micro_batches);
   schedule.forward_only = true;
-  for (int first = 0; first < micro_batches; first += ranks) {
-    for (int stage = 0; stage < schedule.stages; stage++) {
-      for (int i = first; i < std::min(first + ranks, micro_batches); i++) {
+  const int stages = schedule.stages, chunks = std::max(1, stages / ranks);
+  const int ticks = group > 0 ? 0 : chunks * micro_batches + stages;
+  for (int tick = 0; tick < ticks; tick++) {
+    for (int stage = tick % chunks; stage < std::min(stages, tick + 1); stage += chunks) {
+      const int i = (tick - stage) / chunks;
+      if (i < micro_batches) schedule.actions[owner[stage]].push_back({Op::kForward, stage, i});
+    }
+  }
+  for (int first = 0; group > 0 && first < micro_batches; first += group) {
+    for (int stage = 0; stage < stages; stage++) {
+      for (int i = first; i < std::min(first + group, micro_batches); i++) {
         schedule.actions[owner[stage]].push_back({Op::kForward, stage, i});
       }
     }
   }
   return schedule;
-}
-
-/// The schedules that --schedule knows.
-inline const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names = {"gpipe", "1f1b"};
-  return names;
-}
-
-/// The schedule of that name for `ranks` >= 1 and `micro_batches` >= 0; any other name is a user error. Host only, the
-/// same on every rank, O(p m).
-inline Schedule make_schedule(const std::string& name, int ranks, int micro_batches) {
-  if (name == "gpipe") return gpipe_schedule(ranks, micro_batches);
-  if (name == "1f1b") return one_forward_one_backward_schedule(ranks, micro_batches);
-  std::string known;
-  for (const std::string& other : schedule_names()) known += (known.empty() ? "" : " or ") + other;
-  user_error("--schedule %s is unknown; use %s", name.c_str(), known.c_str());
 }
 
 /// How far a stage has come in its rank's list.
@@ -176,43 +176,56 @@ inline std::string check_placement(const Schedule& schedule) {
   return "";
 }
 
+/// The first action of a rank's list that must not be where it is, with the reason, or "". Counts in `progress` and
+/// `peak` (S each) what comes before it.
+inline std::string check_list(const Schedule& schedule, int rank, std::vector<StageProgress>* progress,
+                              std::vector<int>* peak) {
+  const int m = schedule.micro_batches;
+  for (size_t k = 0; k < schedule.actions[rank].size(); k++) {
+    const Action& action = schedule.actions[rank][k];
+    const bool stage_exists = action.stage >= 0 && action.stage < schedule.stages;
+    const bool exists =
+        stage_exists && action.micro_batch >= 0 && action.micro_batch < m && op_letter(action.op) != '?';
+    const std::string reason =
+        exists ? misplaced(schedule, rank, action, (*progress)[action.stage]) : "there is no such stage or micro-batch";
+    if (!reason.empty()) {
+      return format_text("rank %d, action %zu, %s: %s", rank, k, action_text(action).c_str(), reason.c_str());
+    }
+    StageProgress& stage = (*progress)[action.stage];
+    if (action.op == Op::kForward) stage.forward++;
+    if (action.op == Op::kBackward || action.op == Op::kBackwardInput) stage.backward++;
+    if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) stage.weight++;
+    if (!schedule.forward_only) (*peak)[action.stage] = std::max((*peak)[action.stage], stage.forward - stage.weight);
+  }
+  return "";
+}
+
 /// Each (stage, micro-batch) has one F and one B (or one I and one W) on its owner, in an order that the rank alone can
 /// run: F before B, I before W, each ascending. Returns "" and the peak in flight of each stage (most micro-batches
-/// between F and the end of B or W; 1 if forward only), or the rank, action and reason of the first fault. O(actions).
-inline std::string check_lists(const Schedule& schedule, std::vector<int>* peak) {
-  const std::string fault = check_placement(schedule);
+/// between F and the end of B or W; 1 if forward only), or the rank, action and reason of the first fault (and the rank
+/// in *rank_at_fault, if asked for). O(actions).
+inline std::string check_lists(const Schedule& schedule, std::vector<int>* peak, int* rank_at_fault = nullptr) {
+  std::string fault = check_placement(schedule);
   if (!fault.empty()) return fault;
   const int m = schedule.micro_batches;
+  int at = 0;
   std::vector<StageProgress> progress(schedule.stages);
   peak->assign(schedule.stages, schedule.forward_only ? std::min(m, 1) : 0);
-  for (int rank = 0; rank < schedule.ranks; rank++) {
-    for (size_t k = 0; k < schedule.actions[rank].size(); k++) {
-      const Action& action = schedule.actions[rank][k];
-      const bool stage_exists = action.stage >= 0 && action.stage < schedule.stages;
-      const bool exists =
-          stage_exists && action.micro_batch >= 0 && action.micro_batch < m && op_letter(action.op) != '?';
-      const std::string reason =
-          exists ? misplaced(schedule, rank, action, progress[action.stage]) : "there is no such stage or micro-batch";
-      if (!reason.empty()) {
-        return format_text("rank %d, action %zu, %s: %s", rank, k, action_text(action).c_str(), reason.c_str());
-      }
-      StageProgress& stage = progress[action.stage];
-      if (action.op == Op::kForward) stage.forward++;
-      if (action.op == Op::kBackward || action.op == Op::kBackwardInput) stage.backward++;
-      if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) stage.weight++;
-      if (!schedule.forward_only) (*peak)[action.stage] = std::max((*peak)[action.stage], stage.forward - stage.weight);
-    }
+  for (int rank = 0; rank < schedule.ranks && fault.empty(); rank++) {
+    fault = check_list(schedule, rank, &progress, peak);
+    at = rank;
   }
-  for (int stage = 0; stage < schedule.stages; stage++) {
+  for (int stage = 0; stage < schedule.stages && fault.empty(); stage++) {
     const StageProgress& done = progress[stage];
     Action missing{Op::kForward, stage, done.forward};
     if (done.forward == m && !schedule.forward_only) {
       missing = done.backward < m ? Action{Op::kBackward, stage, done.backward}
                                   : Action{Op::kBackwardWeight, stage, done.weight};
     }
-    if (missing.micro_batch < m) {
-      return format_text("rank %d: %s is missing", schedule.owner[stage], action_text(missing).c_str());
-    }
+    if (missing.micro_batch == m) continue;
+    at = schedule.owner[stage];
+    fault = format_text("rank %d: %s is missing", at, action_text(missing).c_str());
   }
-  return "";
+  if (rank_at_fault) *rank_at_fault = at;
+  return fault;
 }

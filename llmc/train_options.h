@@ -2,17 +2,19 @@
 //
 // One row per option in train_option_table(); the aliases and, where they make sense, the defaults are llm.c's, so its
 // run scripts work. Rules that need a file (sizes of a checkpoint, samples of a data set) are checked where the file is
-// read. "Replica" = one whole model over --pp ranks; replicas = ranks / pp. A micro-batch is B = --micro-batch
+// read. "Replica" = one whole model over --pp ranks; replicas = ranks / pp. A rank has one pipeline stage or several
+// (chunks). A micro-batch is B = --micro-batch
 // sequences of T = --seq-len tokens; a step takes --batch-tokens / (B * T) micro-batches over all replicas together.
 #pragma once
 
 #include <cstdint>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "llmc/check.h"
 #include "llmc/options.h"
+#include "llmc/partition.h"
+#include "llmc/pipeline_layout.h"
 
 struct TrainOptions {
   std::string train_data = "data/text";
@@ -60,11 +62,24 @@ struct TrainOptions {
 
   int pp = 1;
   std::string schedule = "1f1b";
+  int chunks = 0;
   std::string partition = "auto";
+  std::string recompute = "auto";
+  double memory_limit = 0;
   int zero = 0;
   bool exact = true;
   std::string comm = "auto";
   int64_t comm_timeout = 600;
+
+  bool plan = false;
+  int replicas = 1;
+  std::string plan_costs = "auto";
+  std::string save_schedule;
+
+  int64_t report_every = -1;
+  bool timeline = false;
+  std::string trace;
+  int trace_steps = 3;
 };
 
 namespace train_option_rows {
@@ -151,31 +166,77 @@ inline std::vector<Row> checkpoints() {
   };
 }
 
-inline std::vector<Row> model_and_parallel() {
-  const char* model = "Model (0: from --load)";
-  const char* parallel = "Parallel";
+inline std::vector<Row> model() {
+  const char* group = "Model (0: from --load)";
+  const OptionRange width = OptionRange::between(0, 65536);
   return {
-      {model, "layers", "", &O::layers, "L", OptionRange::between(0, 4096), "", "transformer blocks; without --load 4"},
-      {model, "channels", "", &O::channels, "C", OptionRange::between(0, 65536), "", "width; without --load 128"},
-      {model, "heads", "", &O::heads, "NH", OptionRange::between(0, 65536), "", "attention heads; without --load 4"},
-      {model, "vocab", "", &O::vocab, "V", OptionRange::between(0, 65536), "",
-       "token ids 0..V-1; without --load 256, the bytes"},
-      {model, "seq-max", "", &O::seq_max, "T", OptionRange::between(0, 1 << 24), "",
+      {group, "layers", "", &O::layers, "L", OptionRange::between(0, 4096), "", "transformer blocks; without --load 4"},
+      {group, "channels", "", &O::channels, "C", width, "", "width; without --load 128"},
+      {group, "heads", "", &O::heads, "NH", width, "", "attention heads; without --load 4"},
+      {group, "vocab", "", &O::vocab, "V", width, "", "token ids 0..V-1; without --load 256, the bytes"},
+      {group, "seq-max", "", &O::seq_max, "T", OptionRange::between(0, 1 << 24), "",
        "longest sequence that the model has positions for; without --load that of --seq-len"},
-      {parallel, "pp", "", &O::pp, "P", at_least(1), "", "pipeline stages; replicas = ranks / P"},
-      {parallel, "schedule", "", &O::schedule, "NAME", kNoRange, "gpipe|1f1b",
-       "order of the micro-batches: gpipe or 1f1b"},
-      {parallel, "partition", "", &O::partition, "HOW", kNoRange, "",
-       "blocks per stage: even, auto (equal cost, counting the loss head), or a list such as 3,4,4,1"},
-      {parallel, "zero", "z", &O::zero, "0|1", OptionRange::between(0, 1), "",
+  };
+}
+
+/// "gpipe, 1f1b, ...": what --schedule knows by name.
+inline const std::string& known_schedules() {
+  static const std::string names = [] {
+    std::string text;
+    for (const std::string& name : schedule_names()) text += (text.empty() ? "" : ", ") + name;
+    return text;
+  }();
+  return names;
+}
+
+inline std::vector<Row> parallel() {
+  const char* group = "Parallel";
+  static const std::string schedules =
+      "order of the micro-batches: " + known_schedules() +
+      "; auto: the fastest that fits the memory; or a file with a line of actions for each rank";
+  return {
+      {group, "pp", "", &O::pp, "P", at_least(1), "", "ranks that the model is spread over; replicas = ranks / P"},
+      {group, "schedule", "", &O::schedule, "NAME", kNoRange, "", schedules.c_str()},
+      {group, "chunks", "", &O::chunks, "V", OptionRange::between(0, 4096), "",
+       "pipeline stages of each rank; 0: as the schedule is made for, or as many as --partition has"},
+      {group, "partition", "", &O::partition, "HOW", kNoRange, "",
+       "blocks per stage: even, auto (least simulated time, counting the loss head), or a list such as 3,4,4,1"},
+      {group, "recompute", "r", &O::recompute, "HOW", kNoRange, "",
+       "what blocks compute again in the backward pass to save memory: 0 nothing, 1 GELU, 2 GELU and layernorms, 3 "
+       "everything; auto: as little as --memory-limit needs, for each stage"},
+      {group, "memory-limit", "", &O::memory_limit, "GB", at_least(0), "",
+       "most device memory of a rank, in 1e9 bytes; 0: no limit"},
+      {group, "zero", "z", &O::zero, "0|1", OptionRange::between(0, 1), "",
        "1: replicas share the optimizer state (ZeRO stage 1); 0: each has all of it"},
-      {parallel, "exact", "", &O::exact, "0|1", kNoRange, "",
+      {group, "exact", "", &O::exact, "0|1", kNoRange, "",
        "1: micro-batches and replicas are summed as one tree, equal bits for every layout; 0: left to right, less "
        "memory"},
-      {parallel, "comm", "", &O::comm, "NAME", kNoRange, "auto|mpi|nccl",
+      {group, "comm", "", &O::comm, "NAME", kNoRange, "auto|mpi|nccl",
        "transport: mpi (through host memory), nccl (one GPU per rank), or auto"},
-      {parallel, "comm-timeout", "", &O::comm_timeout, "SECONDS", at_least(1), "",
+      {group, "comm-timeout", "", &O::comm_timeout, "SECONDS", at_least(1), "",
        "end the run when a rank waits longer than this for another"},
+  };
+}
+
+inline std::vector<Row> planning_and_reports() {
+  const char *plan = "Planning", *reports = "Pipeline reports";
+  return {
+      {plan, "plan", "", &O::plan, "[0|1]", kNoRange, "",
+       "only say what a run with these options would do: candidates, timeline, memory; needs no GPU, no MPI and no "
+       "data",
+       true},
+      {plan, "replicas", "", &O::replicas, "R", at_least(1), "", "with --plan: plan for pp x R ranks"},
+      {plan, "plan-costs", "", &O::plan_costs, "HOW", kNoRange, "auto|model|measured",
+       "costs of the planner: model (FLOPs), measured (on every rank, before the run), or auto: measured where a run "
+       "has something to search for"},
+      {plan, "save-schedule", "", &O::save_schedule, "FILE", kNoRange, "",
+       "write the schedule as a CSV file that --schedule reads"},
+      {reports, "report-every", "", &O::report_every, "N", at_least(-1), "",
+       "report bubble, messages and imbalance every N steps; 0: never, -1: 10 with several pipeline ranks, else never"},
+      {reports, "timeline", "", &O::timeline, "0|1", kNoRange, "", "1: with each report the measured timeline as text"},
+      {reports, "trace", "", &O::trace, "FILE", kNoRange, "",
+       "write a timeline of all ranks for chrome://tracing or Perfetto (JSON)"},
+      {reports, "trace-steps", "", &O::trace_steps, "N", at_least(1), "", "steps in the trace"},
   };
 }
 
@@ -185,32 +246,19 @@ inline std::vector<Row> model_and_parallel() {
 inline const OptionTable<TrainOptions>& train_option_table() {
   static const OptionTable<TrainOptions> table = [] {
     std::vector<Option<TrainOptions>> rows;
-    for (const auto& group :
-         {train_option_rows::data_and_files(), train_option_rows::batch_and_optimizer(),
-          train_option_rows::evaluation(), train_option_rows::checkpoints(), train_option_rows::model_and_parallel()}) {
+    using namespace train_option_rows;
+    for (const auto& group : {data_and_files(), batch_and_optimizer(), evaluation(), checkpoints(), model(), parallel(),
+                              planning_and_reports()}) {
       rows.insert(rows.end(), group.begin(), group.end());
     }
     return OptionTable<TrainOptions>(
         "usage: train_gpt2 [--option value]...          one process\n"
-        "       mpirun -np RANKS train_gpt2 --pp P ...  P pipeline stages x RANKS / P replicas\n"
+        "       mpirun -np RANKS train_gpt2 --pp P ...  pipelines of P ranks x RANKS / P replicas\n"
+        "       train_gpt2 --plan --pp P ...            says what such a run would do\n"
         "Trains a GPT-2. Short names are those of llm.c. [..] shows the default.\n",
         rows);
   }();
   return table;
-}
-
-/// The blocks of each stage of a --partition list; empty for even and auto. User error when it is none of these.
-inline std::vector<int> partition_blocks(const TrainOptions& options) {
-  std::vector<int> blocks;
-  if (options.partition == "even" || options.partition == "auto") return blocks;
-  for (const std::string& part : option_detail::split(options.partition, ',')) {
-    if (part.empty() || part.size() > 4 || part.find_first_not_of("0123456789") != std::string::npos) {
-      user_error("--partition %s is not known; use even, auto, or blocks per stage such as 3,4,4,1",
-                 option_detail::shown(options.partition).c_str());
-    }
-    blocks.push_back(static_cast<int>(option_detail::parse_integer("--partition", part, "a number of blocks")));
-  }
-  return blocks;
 }
 
 /// Micro-batches of one optimizer step over all replicas, after resolve_train_options.
@@ -267,10 +315,64 @@ inline void check_layout(const TrainOptions& o, int ranks) {
         printable(o.batch_tokens), printable(micro_batches), replicas, printable(replicas * micro_batch_tokens),
         printable(micro_batches * o.pp));
   }
-  const std::vector<int> blocks = partition_blocks(o);
-  if (!blocks.empty() && static_cast<int>(blocks.size()) != o.pp) {
-    user_error("--partition %s has %zu stages, --pp is %d; give one number per stage", o.partition.c_str(),
-               blocks.size(), o.pp);
+}
+
+/// Stages of each rank as far as the options say: --chunks, the number of counts of --partition, what the schedule is
+/// made for; 0 where the planner or a schedule file decides.
+inline int known_chunks(const TrainOptions& o) {
+  const int counts = static_cast<int>(partition_counts(o.partition).size());
+  if (o.chunks > 0) return o.chunks;
+  if (is_schedule_file(o.schedule)) return 0;
+  if (counts > 0) return std::max(1, counts / o.pp);
+  return o.schedule == "auto" ? 0 : find_schedule_kind(o.schedule).natural_chunks;
+}
+
+/// A --partition list has a count for each stage: pp x chunks, with chunks as given or as the schedule can have.
+inline void check_counts_fit_ranks(const TrainOptions& o, const ScheduleKind* kind) {
+  const int count = static_cast<int>(partition_counts(o.partition).size()), chunks = known_chunks(o);
+  if (count == 0 || chunks == 0) return;
+  const bool legal = kind == nullptr || (chunks >= kind->min_chunks && chunks <= kind->max_chunks);
+  if (count == o.pp * chunks && (legal || o.chunks > 0)) return;
+  const bool one_number = o.chunks > 0 || (kind != nullptr && kind->min_chunks == kind->max_chunks);
+  const int needed = o.pp * (o.chunks > 0 ? chunks : kind != nullptr ? kind->natural_chunks : 1);
+  user_error("--partition %s has %d counts, --pp %d%s%s needs %d%s; give one count for each stage", o.partition.c_str(),
+             count, o.pp, o.chunks > 0 ? format_text(" with --chunks %d", o.chunks).c_str() : "",
+             kind != nullptr ? (" and schedule " + kind->name).c_str() : "", needed,
+             one_number ? "" : " or another multiple of the ranks");
+}
+
+/// Schedule, chunks, partition and recomputation, as far as no file is needed.
+inline void check_pipeline(const TrainOptions& o) {
+  const bool named = o.schedule != "auto" && !is_schedule_file(o.schedule);
+  const std::vector<std::string> names = schedule_names();
+  if (named && std::find(names.begin(), names.end(), o.schedule) == names.end()) {
+    user_error("--schedule %s is not known; use auto, %s, or a file that ends in .csv",
+               option_detail::shown(o.schedule).c_str(), train_option_rows::known_schedules().c_str());
+  }
+  if (is_schedule_file(o.schedule) && o.chunks > 0) {
+    user_error("--chunks %d: the stages of each rank are in --schedule %s; leave --chunks out", o.chunks,
+               o.schedule.c_str());
+  }
+  check_counts_fit_ranks(o, named ? &find_schedule_kind(o.schedule) : nullptr);
+  if (named) legal_chunks(find_schedule_kind(o.schedule), known_chunks(o));
+  const std::vector<std::string> levels = {"auto", "0", "1", "2", "3"};
+  if (std::find(levels.begin(), levels.end(), o.recompute) == levels.end()) {
+    user_error("--recompute %s is not known; use auto, 0, 1, 2 or 3", option_detail::shown(o.recompute).c_str());
+  }
+}
+
+/// Planning and reports.
+inline void check_planning(const TrainOptions& o) {
+  if (!o.plan && o.replicas != 1) {
+    user_error("--replicas %d is for --plan; a run has ranks / pp replicas, start it with mpirun -np %lld", o.replicas,
+               printable(static_cast<int64_t>(o.replicas) * o.pp));
+  }
+  if (o.plan && o.plan_costs == "measured") {
+    user_error("--plan-costs measured needs the devices of a run, --plan has none; leave it out");
+  }
+  if (!o.save_schedule.empty() && !is_schedule_file(o.save_schedule)) {
+    user_error("--save-schedule %s does not end in .csv, so --schedule could not read it; use --save-schedule %s.csv",
+               o.save_schedule.c_str(), o.save_schedule.c_str());
   }
 }
 
@@ -285,19 +387,14 @@ inline void check_model(const TrainOptions& o) {
                o.seq_max);
   }
   if (o.layers == 0) return;
-  if (o.pp > o.layers + 2) {
-    user_error("--pp %d is more stages than %d blocks, embedding and loss head can fill; use --pp %d", o.pp, o.layers,
-               o.layers + 2);
-  }
-  const std::vector<int> partition = partition_blocks(o);
-  const int total = std::accumulate(partition.begin(), partition.end(), 0);
-  if (!partition.empty() && total != o.layers) {
-    user_error("--partition %s places %d blocks, the model has %d; the numbers must add up to %d", o.partition.c_str(),
-               total, o.layers, o.layers);
-  }
+  const bool named = o.schedule != "auto" && !is_schedule_file(o.schedule);
+  check_stage_count(o.pp, std::max(1, known_chunks(o)), o.layers,
+                    named ? find_schedule_kind(o.schedule).min_chunks : 1);
+  const std::vector<int> counts = partition_counts(o.partition);
+  if (!counts.empty()) check_counts(o.partition, counts, static_cast<int>(counts.size()), o.layers);
 }
 
-/// Schedules and what needs a folder or data.
+/// Learning-rate schedule and what needs a folder or data.
 inline void check_run(const TrainOptions& o) {
   if (o.steps >= 0 && o.warmup > o.steps) {
     user_error("--warmup %lld is longer than --steps %d; use --warmup %d or less", printable(o.warmup), o.steps,
@@ -333,6 +430,8 @@ inline void resolve_train_options(TrainOptions& options, int ranks) {
     if (options.seq_max == 0) options.seq_max = options.seq_len;
   }
   train_option_rules::check_layout(options, ranks);
+  train_option_rules::check_pipeline(options);
+  train_option_rules::check_planning(options);
   train_option_rules::check_model(options);
   train_option_rules::check_run(options);
   if (options.batch_tokens == 0) {

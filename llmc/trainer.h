@@ -16,7 +16,10 @@
 #include "llmc/learning_rate.h"
 #include "llmc/llmc_file.h"
 #include "llmc/logger.h"
-#include "llmc/parallel_gpt2.h"
+#include "llmc/measure_costs.h"
+#include "llmc/model_options.h"
+#include "llmc/pipeline_reporter.h"
+#include "llmc/plan_report.h"
 #include "llmc/sampler.h"
 #include "llmc/start_device.h"
 #include "llmc/together.h"
@@ -31,10 +34,9 @@ class Trainer {
   void run();
 
  private:
-  static constexpr int kForwardMicroBatches = 8;  // of a replica in one forward-only run
-
   void open_inputs();
   void build_model();
+  PipelineLayout decide_layout();
   void start_log();
   void refuse_old_checkpoints() const;
   void restore_or_initialize();
@@ -63,6 +65,7 @@ class Trainer {
   std::unique_ptr<Device> device_;
   std::unique_ptr<Communicator> world_;
   std::unique_ptr<ParallelGPT2> model_;
+  std::unique_ptr<PipelineReporter> reporter_;
   std::unique_ptr<CheckpointStore> checkpoints_;
   Logger log_;
   int64_t steps_ = 0;       // of the whole run

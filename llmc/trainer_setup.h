@@ -8,29 +8,19 @@ inline Trainer::Trainer(TrainOptions options, Control& control) : options_(std::
   build_model();
   restore_or_initialize();
   print_layout();
+  ReportSettings reports;
+  reports.every = options_.report_every;
+  if (reports.every < 0) reports.every = grid_.pipeline > 1 ? 10 : 0;
+  reports.timeline = options_.timeline;
+  reports.trace = options_.trace;
+  reports.trace_steps = options_.trace_steps;
+  reporter_ = std::make_unique<PipelineReporter>(reports, grid_, control_, world_.get(), *model_, device_->compute());
 }
 
 // Model sizes, data, tokenizer: files that must be there, and rules that need them. Nothing is written.
 inline void Trainer::open_inputs() {
-  const std::optional<GPT2Config> preset = options_.load.empty() ? std::nullopt : gpt2_preset(options_.load);
-  if (!options_.load.empty() && !preset) model_file_ = LlmcModelFile::open(options_.load);
-  if (preset || model_file_) {
-    const GPT2Config loaded = preset ? *preset : model_file_->config();
-    const auto fill = [&](int& option, int value, const char* name) {
-      if (option != 0 && option != value && !preset) {
-        user_error("--%s %d differs from %s, which has %d; leave the option out", name, option, options_.load.c_str(),
-                   value);
-      }
-      if (option == 0) option = value;
-    };
-    fill(options_.layers, loaded.layers, "layers");
-    fill(options_.channels, loaded.channels, "channels");
-    fill(options_.heads, loaded.heads, "heads");
-    fill(options_.vocab, loaded.vocab, "vocab");
-    fill(options_.seq_max, loaded.max_seq_len, "seq-max");
-    resolve_train_options(options_, control_.size());
-  }
-  config_ = make_gpt2_config(options_.layers, options_.heads, options_.channels, options_.vocab, options_.seq_max);
+  model_file_ = resolve_model_options(options_, control_.size());
+  config_ = model_config(options_);
   grid_ = make_grid(control_.size(), control_.rank(), options_.pp);
   tokenizer_ = Tokenizer::open(options_.tokenizer, config_.vocab);
   tokenizer_->prompt_tokens(options_.sample_prompt);
@@ -48,6 +38,32 @@ inline void Trainer::open_inputs() {
   }
 }
 
+// Costs, and with them the layout, are the same on all ranks; a search that finds nothing that fits ends all of them.
+inline PipelineLayout Trainer::decide_layout() {
+  const bool free = has_free_layout(options_);
+  const bool measured = options_.plan_costs == "measured" || (options_.plan_costs == "auto" && free);
+  const BatchShape shape{options_.micro_batch, options_.seq_len};
+  const ModelCost cost = measured ? measure_costs(config_, shape, levels_to_measure(options_), grid_, control_,
+                                                  world_.get(), device_->blas(), device_->compute())
+                                  : gpt2_model_cost(config_, shape.B, shape.T);
+  PipelineLayout layout;
+  run_together(control_, [&] {
+    const Gpt2Planning planning(options_, config_, grid_.replicas, cost);
+    const PlanResult result = planning.search_or_explain();
+    layout = result.best().layout;
+    if (control_.rank() != 0) return;
+    if (options_.schedule == "auto") {
+      printf("candidates  for one step, from %s costs; the first is taken\n%s", measured ? "measured" : "model",
+             candidates_table(result, options_.memory_limit > 0).c_str());
+    }
+    if (!options_.save_schedule.empty()) {
+      const Plan plan = make_train_plan(layout, planning.micro_batches());
+      write_file_atomically(options_.save_schedule, schedule_csv_text(plan.schedule));
+    }
+  });
+  return layout;
+}
+
 inline void Trainer::build_model() {
   device_ = std::make_unique<Device>(control_);
   if (control_.size() > 1) {
@@ -61,8 +77,7 @@ inline void Trainer::build_model() {
   settings.shape = {options_.micro_batch, options_.seq_len};
   settings.micro_batches = static_cast<int>(micro_batches_per_step(options_));
   settings.forward_micro_batches = val_data_ ? kForwardMicroBatches : 1;
-  settings.schedule = options_.schedule;
-  settings.partition = options_.partition;
+  settings.layout = decide_layout();
   settings.zero_stage = options_.zero;
   settings.exact = options_.exact;
   model_ = std::make_unique<ParallelGPT2>(settings, grid_, control_, world_.get(), device_->blas(), device_->compute());
@@ -139,7 +154,7 @@ inline void Trainer::start_log() {
 inline void Trainer::print_layout() const {
   const int ranks = control_.size();
   std::vector<uint64_t> forecast(ranks), allocated(ranks);
-  const uint64_t mine[2] = {model_->forecast_bytes(), model_->ledger().total_allocated()};
+  const uint64_t mine[2] = {model_->forecast().total(), model_->ledger().total_allocated()};
   control_.all_gather(&mine[0], forecast.data(), sizeof(uint64_t));
   control_.all_gather(&mine[1], allocated.data(), sizeof(uint64_t));
   if (control_.rank() != 0) return;
@@ -152,9 +167,16 @@ inline void Trainer::print_layout() const {
          static_cast<unsigned long long>(train_data_->samples()), options_.seq_len,
          static_cast<long long>(options_.batch_tokens), static_cast<long long>(micro_batches_per_step(options_)),
          options_.micro_batch, options_.seq_len);
-  printf("layout      %d stages (blocks %s) x %d replicas, %s, ZeRO %d, simulated bubble %.1f %%\n", grid_.pipeline,
-         partition_text(model_->cuts()).c_str(), grid_.replicas, options_.schedule.c_str(), options_.zero,
-         100.0 * model_->train_plan().bubble_fraction);
+  const PipelineLayout& layout = model_->layout();
+  const Plan& plan = model_->train_plan();
+  printf("layout      %d stages on %d ranks (blocks %s) x %d replicas, %s, recompute %s, ZeRO %d\n", layout.stages(),
+         grid_.pipeline, partition_text(layout.cuts).c_str(), grid_.replicas, schedule_text(layout).c_str(),
+         recompute_text(layout.recompute).c_str(), options_.zero);
+  if (grid_.pipeline > 1) {
+    const double work = whole_cost(layout.cost) * plan.schedule.micro_batches;
+    printf("plan        pipeline %.6g %s, bubble %.1f %%, efficiency %.1f %% (simulated)\n", plan.makespan,
+           layout.cost.unit.c_str(), 100 * plan.bubble_fraction, 100 * work / (grid_.pipeline * plan.makespan));
+  }
   for (int rank = 0; rank < ranks; ++rank) {
     printf("memory      rank %d: %.1f MiB planned, %.1f MiB allocated\n", rank, forecast[rank] / 1048576.0,
            allocated[rank] / 1048576.0);

@@ -12,6 +12,7 @@ inline void Trainer::run() {
     if (step >= steps_) break;
     train(step);
   }
+  reporter_->finish();
   if (options_.save_model) write_model_file();
   const unsigned long long hash = model_->parameter_hash();
   if (control_.rank() == 0) {
@@ -57,6 +58,7 @@ inline void Trainer::train(int64_t step) {
   const uint64_t position = options_.overfit ? 0 : position_;
   const TokenBatch batch =
       read_batch(*train_data_, order_, position, sequences_per_step(), model_->micro_batch_share());
+  reporter_->before_step(step + 1);
   last_ = model_->train_step(batch, adamw, options_.clip);
   device_->synchronize();
   position_ += sequences_per_step();
@@ -68,6 +70,7 @@ inline void Trainer::train(int64_t step) {
   metrics.milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   metrics.tokens_per_second = static_cast<double>(options_.batch_tokens) / metrics.milliseconds * 1000.0;
   log_.train_step(metrics);
+  reporter_->after_step(step + 1, log_);
 }
 
 // Mean loss per target over the first val_batches steps' worth of the validation data, in the order of the files, in

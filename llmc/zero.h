@@ -1,4 +1,4 @@
-// zero.h -- the parameters, gradients and optimizer state of one pipeline stage on one data-parallel replica.
+// zero.h -- the parameters, gradients and optimizer state of one rank: of its pipeline stages, on one replica.
 //
 //   stage 0   every replica holds everything; gradients: reduce-scatter + all-gather, all replicas update all
 //   parameters stage 1   optimizer state (m, v, fp32 master) is cut into one shard per replica; gradients:
@@ -36,7 +36,9 @@ struct OwnedRange {
 
 /// Element counts of a stage's buffers, for the memory forecast.
 struct StageMemory {
-  size_t parameters, gradients, state, receive;
+  size_t parameters = 0, gradients = 0, state = 0, receive = 0;
+  size_t norm_blocks = 0;  // doubles
+  size_t tied = 0;         // floats of the tied embedding's gradient that the other rank sends
 };
 
 class StageOptimizer {
@@ -50,13 +52,14 @@ class StageOptimizer {
         replicas_(replicas),
         replica_(replicas ? replicas->rank() : 0),
         stream_(stream),
-        parameters_("parameters", layout.parameter_elements, &ledger),
-        m_("optimizer", forecast(layout, zero_stage).state, &ledger),
-        v_("optimizer", forecast(layout, zero_stage).state, &ledger),
-        master_("optimizer", kHasMaster ? forecast(layout, zero_stage).state : 0, &ledger),
-        receive_("gradient exchange", forecast(layout, zero_stage).receive, &ledger),
-        partials_("norm", shard_norm_blocks(), &ledger),
-        host_partials_(shard_norm_blocks()) {
+        sizes_(forecast(layout, zero_stage, replica_)),
+        parameters_("parameters", sizes_.parameters, &ledger),
+        m_("optimizer", sizes_.state, &ledger),
+        v_("optimizer", sizes_.state, &ledger),
+        master_("optimizer", kHasMaster ? sizes_.state : 0, &ledger),
+        receive_("gradient exchange", sizes_.receive, &ledger),
+        partials_("norm", sizes_.norm_blocks, &ledger),
+        host_partials_(sizes_.norm_blocks) {
     for (auto* array : {&m_, &v_}) CUDA_CHECK(cudaMemsetAsync(array->data(), 0, array->bytes(), stream));
     CUDA_CHECK(cudaMemsetAsync(parameters_.data(), 0, parameters_.bytes(), stream));
     collect_ranges();
@@ -64,13 +67,19 @@ class StageOptimizer {
 
   static constexpr bool kHasMaster = sizeof(floatX) != sizeof(float);
 
-  static StageMemory forecast(const StageLayout& layout, int zero_stage) {
-    StageMemory memory{layout.parameter_elements, layout.gradient_elements, 0, 0};
+  /// What the optimizer of `layout` on `replica` allocates.
+  static StageMemory forecast(const StageLayout& layout, int zero_stage, int replica) {
+    StageMemory memory;
+    memory.parameters = layout.parameter_elements;
+    memory.gradients = layout.gradient_elements;
     for (const Bucket& bucket : layout.buckets) {
-      if (bucket.has_parameters)
-        memory.state += zero_stage >= 1 ? bucket.shard_elements(layout.replicas) : bucket.padded;
+      const size_t part = zero_stage >= 1 ? bucket.shard_elements(layout.replicas) : bucket.padded;
+      if (bucket.has_parameters) memory.state += part;
       if (layout.replicas > 1) memory.receive = std::max(memory.receive, bucket.padded);
+      if (&bucket == find_bucket(layout, "wte.weight") || bucket.is_head_copy) memory.tied = part;
     }
+    for_each_shard(layout, replica,
+                   [&](const Bucket&, size_t, size_t count) { memory.norm_blocks += norm_blocks(count); });
     return memory;
   }
 
@@ -113,17 +122,13 @@ class StageOptimizer {
     return {bucket.shard_begin(layout_.replicas, replica_), bucket.shard_elements(layout_.replicas)};
   }
 
-  const Bucket* find_bucket(const std::string& name) const {
-    for (const Bucket& bucket : layout_.buckets)
-      if (bucket.name == name) return &bucket;
-    return nullptr;
-  }
+  const Bucket* find_bucket(const std::string& name) const { return find_bucket(layout_, name); }
 
   /// Writes the sum of squares of every norm block of this rank's accountable shards into `partials`, an array over the
   /// norm blocks of the whole model (host memory). Waits for the stream.
   void square_sums(const float* gradients, double* partials) {
     size_t next = 0;
-    for_each_shard([&](const Bucket& bucket, size_t first, size_t count) {
+    for_each_shard(layout_, replica_, [&](const Bucket& bucket, size_t first, size_t count) {
       square_sum_blocks(partials_.data() + next, gradients + bucket.begin + first, count, stream_);
       next += norm_blocks(count);
     });
@@ -132,7 +137,7 @@ class StageOptimizer {
                                  stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     next = 0;
-    for_each_shard([&](const Bucket& bucket, size_t first, size_t count) {
+    for_each_shard(layout_, replica_, [&](const Bucket& bucket, size_t first, size_t count) {
       std::copy_n(host_partials_.data() + next, norm_blocks(count),
                   partials + bucket.first_norm_block + first / kNormBlock);
       next += norm_blocks(count);
@@ -191,19 +196,19 @@ class StageOptimizer {
   uint64_t global_element(const OwnedRange& range) const { return table_.tensors[range.tensor].offset + range.first; }
 
  private:
-  size_t shard_norm_blocks() const {
-    size_t total = 0;
-    for_each_shard([&](const Bucket&, size_t, size_t count) { total += norm_blocks(count); });
-    return total;
+  static const Bucket* find_bucket(const StageLayout& layout, const std::string& name) {
+    for (const Bucket& bucket : layout.buckets)
+      if (bucket.name == name) return &bucket;
+    return nullptr;
   }
 
   // Calls f(bucket, first, count) for the accountable shard of each bucket, without padding.
   template <class F>
-  void for_each_shard(F f) const {
-    for (const Bucket& bucket : layout_.buckets) {
+  static void for_each_shard(const StageLayout& layout, int replica, F f) {
+    for (const Bucket& bucket : layout.buckets) {
       if (bucket.is_head_copy) continue;
-      const size_t first = bucket.shard_begin(layout_.replicas, replica_) - bucket.begin;
-      const size_t end = std::min(bucket.elements, first + bucket.shard_elements(layout_.replicas));
+      const size_t first = bucket.shard_begin(layout.replicas, replica) - bucket.begin;
+      const size_t end = std::min(bucket.elements, first + bucket.shard_elements(layout.replicas));
       if (first < end) f(bucket, first, end - first);
     }
   }
@@ -235,6 +240,7 @@ class StageOptimizer {
   Communicator* replicas_;
   int replica_;
   cudaStream_t stream_;
+  StageMemory sizes_;
   DeviceArray<floatX> parameters_;
   DeviceArray<float> m_, v_, master_, receive_;
   DeviceArray<double> partials_;

@@ -11,12 +11,12 @@ scripts/install.sh build test || exit 1
 # The configurations of the CPU device. w1: a warp is one thread, as users run it; w32: as on a GPU.
 kernels="test_accumulate test_adamw test_attention test_classifier test_device test_embedding test_gelu test_layernorm test_matmul test_reductions"
 group host    PRECISION=fp32 WARP=1 -- $(host_tests)
-group kernels PRECISION=fp32 WARP=1 -- $(existing $kernels test_streams test_gpt2_golden test_checkpoint)
-group kernels PRECISION=bf16 WARP=1 -- $(existing $kernels test_gpt2_golden)
+group kernels PRECISION=fp32 WARP=1 -- $(existing $kernels test_streams test_recompute test_gpt2_golden test_checkpoint)
+group kernels PRECISION=bf16 WARP=1 -- $(existing $kernels test_recompute test_gpt2_golden)
 group mpi     PRECISION=fp32 WARP=1 -- $(mpi_tests)
 python_tests
 group kernels PRECISION=fp32 WARP=32 -- $(existing $kernels test_device_warps)
-group kernels PRECISION=bf16 WARP=32 -- $(existing $kernels)
+group kernels PRECISION=bf16 WARP=32 -- $(existing $kernels test_recompute)
 group sanitizers PRECISION=fp32 WARP=32 SANITIZE=address -- $(existing test_layernorm test_embedding test_gelu test_streams)
 group sanitizers PRECISION=fp32 WARP=32 SANITIZE=thread -- $(existing test_streams test_gelu)
 nvcc_builds

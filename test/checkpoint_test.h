@@ -81,7 +81,7 @@ class HeldStages {
       : table_(table) {
     CUDA_CHECK(cudaStreamCreate(&stream_));
     for (const StageRange& range : ranges) {
-      layouts_.push_back(std::make_unique<StageLayout>(make_stage_layout(table, range, replicas)));
+      layouts_.push_back(std::make_unique<StageLayout>(make_stage_layout(table, {range}, replicas)));
       optimizers_.push_back(
           std::make_unique<StageOptimizer>(ledger_, table, *layouts_.back(), zero_stage, communicator, stream_));
     }
@@ -133,7 +133,7 @@ class HeldStages {
       }
       const std::vector<floatX> held = to_host(optimizer->parameters(), optimizer->layout().parameter_elements);
       std::vector<Segment> segments = optimizer->layout().by_tensor;
-      if (optimizer->layout().range.head) segments.push_back(optimizer->layout().head_weight);
+      if (optimizer->layout().has_head()) segments.push_back(optimizer->layout().head_weight);
       for (const Segment& segment : segments) {
         const size_t offset = table_.tensors[segment.tensor].offset;
         for (size_t i = 0; i < segment.elements; ++i) {

@@ -301,7 +301,46 @@ inline void split_groups(Communicator& comm) {
   EXPECT_EQ(in.read(), pattern(99, group->control().job_rank(peer), 0, 0));
 }
 
+// An operation's times: ready when the work before it was done, done when the data was there, on the clock of the host;
+// a receive that waits for its sender is ready early.
+inline void operations_keep_times(Communicator& comm) {
+  if (comm.size() == 1) return;
+  comm.open_links({{0, 1, 300}});
+  TestStream stream;
+  ClockEvent base;
+  CUDA_CHECK(cudaEventCreate(&base.event));
+  CUDA_CHECK(cudaEventRecord(base.event, stream));
+  CUDA_CHECK(cudaEventSynchronize(base.event));
+  base.seconds = host_seconds();
+  TestBuffer buffer(64);
+  comm.control().barrier();
+  comm.keep_times(true);
+  const double start = host_seconds();
+  Ticket ticket;
+  if (comm.rank() == 0) {
+    stream.sleep();
+    ticket = comm.send(buffer.data(), 64, 1, 300, stream);
+  }
+  if (comm.rank() == 1) ticket = comm.receive(buffer.data(), 64, 0, 300, stream);
+  comm.keep_times(false);
+  if (ticket != nullptr) {
+    comm.wait_host(ticket);
+    const TransferTimes times = comm.times(ticket, base);
+    const double end = host_seconds(), clock = 2e-3;  // how exactly the test knows `base`
+    EXPECT_GE(times.ready, start - clock + (comm.rank() == 0 ? 0.030 : 0));
+    if (comm.rank() == 1) {
+      EXPECT_LT(times.ready, start + 0.020);
+    }
+    EXPECT_GE(times.done, start + 0.030 - clock - (comm.rank() == 1 ? 5e-3 : 0));  // the ranks start together, nearly
+    EXPECT_LE(times.ready, times.done);
+    EXPECT_LE(times.done, end + clock);
+  }
+  comm.control().barrier();
+  CUDA_CHECK(cudaEventDestroy(base.event));
+}
+
 inline void all_backend_tests(Communicator& comm, int seed) {
+  operations_keep_times(comm);
   links_in_random_order(comm, seed);
   blocked_link(comm);
   collectives(comm);

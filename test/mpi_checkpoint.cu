@@ -36,14 +36,14 @@ class Held {
  public:
   Held(const ParameterTable& table, const Layout& layout, Communicator& world)
       : grid_(make_grid(everyone().size(), everyone().rank(), layout.pipeline)) {
-    if (grid_.replicas > 1) replicas_ = world.split(grid_.stage(), grid_.replica(), "replicas");
+    if (grid_.replicas > 1) replicas_ = world.split(grid_.place(), grid_.replica(), "replicas");
     const int stages = layout.pipeline * layout.chunks, blocks = table.tensors.back().block;
     std::vector<int> cuts;
     for (int s = 0; s <= stages; ++s) cuts.push_back(s * blocks / stages);  // uneven, some empty
     const std::vector<StageRange> ranges = stage_ranges(cuts);
     std::vector<StageRange> mine;
     for (int chunk = 0; chunk < layout.chunks; ++chunk) {
-      mine.push_back(ranges[static_cast<size_t>(chunk * layout.pipeline + grid_.stage())]);
+      mine.push_back(ranges[static_cast<size_t>(chunk * layout.pipeline + grid_.place())]);
     }
     stages_ = std::make_unique<HeldStages>(table, mine, grid_.replicas, layout.zero_stage, replicas_.get());
   }

@@ -60,6 +60,22 @@ TEST(Control, MovesBytes) {
   EXPECT_EQ(control.local_rank(), control.rank());
 }
 
+// A message goes from one rank to another and leaves the rest alone; texts of any length come to rank 0 in order.
+TEST(Control, MovesMessagesAndTexts) {
+  Control& control = *test_control();
+  for (int from = 0; from < control.size(); ++from) {
+    for (int to = 0; to < control.size(); ++to) {
+      int value = control.rank() == from ? 7 + from : -1;
+      control.move(&value, sizeof(value), from, to);
+      EXPECT_EQ(value, control.rank() == from || control.rank() == to ? 7 + from : -1);
+    }
+  }
+  auto text = [](int rank) { return std::string(static_cast<size_t>(rank * 1000), static_cast<char>('a' + rank)); };
+  const std::vector<std::string> all = control.gather_texts(text(control.rank()));
+  ASSERT_EQ(all.size(), control.rank() == 0 ? static_cast<size_t>(control.size()) : 0u);
+  for (size_t r = 0; r < all.size(); ++r) EXPECT_EQ(all[r], text(static_cast<int>(r)));
+}
+
 // split() orders by key, then rank; the groups agree among themselves only.
 TEST(Control, Splits) {
   Control& control = *test_control();

@@ -3,8 +3,7 @@
 // It shares no code with the checker: no graph, only ranks that walk their lists, buffers that hold tags, and links.
 //   buffers    each slot has x, activations, y; a tag says what is in it (kind, stage, micro-batch)
 //   link       one a hop and direction, rendezvous: a transfer runs when a send and a receive are posted, and copies
-//   the
-//              tag from buffer to buffer; the n-th receive of a hop is meant for micro-batch n
+//              the tag from buffer to buffer; the n-th receive of a hop is meant for micro-batch n
 //   receives   posted as soon as the slot's last user has finished and its dx has been sent (activation), or y has been
 //              sent (gradient)
 //   compute    waits for the receive that it needs and for nothing else; reads its tags at both ends of its time

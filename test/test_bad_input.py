@@ -263,12 +263,12 @@ class BadInput(TrainTest):
                 four(
                     {"pp": 4, "layers": 1},
                     USER,
-                    "--pp 4 is more stages than 1 blocks, embedding and loss head can fill; use --pp 3",
+                    "--pp 4 is 4 stages, too many for 1 blocks: at most 3 (embedding, blocks, head); use --pp 3",
                 ),
                 four({"batch_tokens": 288}, USER, "--batch-tokens 288 is 3 micro-batches, too few for 4 replicas"),
-                four({"pp": 2, "partition": "1,1,0"}, USER, "--partition 1,1,0 has 3 stages, --pp is 2"),
+                four({"pp": 2, "partition": "1,1,0"}, USER, "--partition 1,1,0 has 3 counts, --pp 2"),
                 four({"pp": 2, "partition": "2,1"}, USER, "--partition 2,1 places 3 blocks, the model has 2"),
-                four({"pp": 2, "partition": "3,-1"}, USER, '--partition "3,-1" is not known'),
+                four({"pp": 2, "partition": "3,-1"}, USER, '--partition 3,-1: "-1" is not a number of blocks'),
             ]
         )
         self.on_all(

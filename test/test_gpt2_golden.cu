@@ -42,11 +42,11 @@ class Golden : public testing::Test {
         config_(file_.config()),
         table_(gpt2_parameter_table(config_)),
         shape_{golden_.ints("batch")[0], golden_.ints("batch")[1]},
-        layout_(make_stage_layout(table_, {0, config_.layers, true, true}, 1)),
+        layout_(make_stage_layout(table_, {{0, config_.layers, true, true, 0}}, 1)),
         optimizer_(ledger_, table_, layout_, 0, nullptr, device_.compute()),
         gradients_(ledger_, layout_, 1, true, device_.compute()),
-        workspace_(ledger_, config_, shape_, true),
-        stage_({config_, table_, layout_, ledger_, device_.blas(), workspace_, &gradients_, optimizer_.parameters(),
+        workspace_(ledger_, config_, shape_, layout_.stages),
+        stage_({config_, table_, layout_, 0, ledger_, device_.blas(), workspace_, &gradients_, optimizer_.parameters(),
                 shape_, 1, 1, device_.compute()}) {
     optimizer_.set_parameters(reader(), 1, 0);
   }
@@ -177,6 +177,7 @@ TEST_F(Golden, ten_adamw_steps) {
   settings.model = config_;
   settings.shape = shape_;
   settings.micro_batches = 2;
+  settings.layout = one_stage_layout(gpt2_model_cost(config_, shape_.B, shape_.T));
   ParallelGPT2 model(settings, Grid{}, control_, nullptr, device_.blas(), device_.compute());
   model.set_parameters(reader(), 1);
   const std::vector<int> inputs = golden_.ints("train.inputs"), targets = golden_.ints("train.targets");

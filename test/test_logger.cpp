@@ -58,6 +58,21 @@ TEST(Logger, Lines) {
             "\"ms\":12.5,\"tokens_per_second\":4096}\n");
 }
 
+// Telemetry goes to metrics.jsonl and the screen; a resumed run cuts it like the other lines of its step.
+TEST(Logger, Telemetry) {
+  const TemporaryFolder folder;
+  LoggerOptions options = silent(folder);
+  const std::string screen = screen_of(options, [&](Logger& logger) {
+    logger.telemetry("{\"step\":1,\"pipeline\":{}}", "step 1 | pipeline");
+    logger.telemetry("{\"step\":2,\"pipeline\":{}}", "step 2 | pipeline");
+  });
+  EXPECT_EQ(screen, "step 1 | pipeline\nstep 2 | pipeline\n");
+  EXPECT_EQ(json_log(folder), "{\"step\":1,\"pipeline\":{}}\n{\"step\":2,\"pipeline\":{}}\n");
+  options.first_step = 2;
+  { Logger resumed(options); }
+  EXPECT_EQ(json_log(folder), "{\"step\":1,\"pipeline\":{}}\n");
+}
+
 // The loss in metrics.jsonl reads back to the same bits; nan and inf, which JSON does not have, become null.
 TEST(Logger, FullPrecision) {
   for (double value : {0.1 + 0.2, 1e-300, 4.9406564584124654e-324, 1.0000000000000002, -7.0 / 3.0}) {

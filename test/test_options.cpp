@@ -135,7 +135,7 @@ TEST(Options, UnknownAndMisplacedWords) {
   EXPECT_EQ(parse_error({"-steps", "4"}), "unknown option -steps; did you mean --steps?");
   EXPECT_EQ(parse_error({"--confg", "4"}), "unknown option --confg; did you mean --config?");
   EXPECT_EQ(parse_error({"--frobnicate", "4"}), "unknown option --frobnicate; see --help");
-  EXPECT_EQ(parse_error({"-r", "1"}), "unknown option -r; see --help");
+  EXPECT_EQ(parse_error({"-w", "1"}), "unknown option -w; see --help");
   EXPECT_EQ(parse_error({"-", "1"}), "\"-\" is not an option; options start with --, see --help");
   EXPECT_EQ(parse_error({"--", "1"}), "\"--\" is not an option; options start with --, see --help");
   EXPECT_EQ(parse_error({"--steps", "1\n2"}), "--steps (-x) \"1\\n2\" is not a whole number; it must be at least -1");
@@ -259,19 +259,10 @@ TEST(TrainOptions, RulesBetweenOptions) {
             "--pp 2 needs at least 2 ranks, there is 1; start with mpirun -np 2 or use --pp 1");
   EXPECT_EQ(resolve_error({"--pp", "2"}, 5), "--pp 2 does not divide 5 ranks; start with mpirun -np 4 or 6");
   EXPECT_EQ(resolve_error({"--pp", "7"}, 7),
-            "--pp 7 is more stages than 4 blocks, embedding and loss head can fill; use --pp 6");
+            "--pp 7 is 7 stages, too many for 4 blocks: at most 6 (embedding, blocks, head); use --pp 6");
   EXPECT_EQ(resolve_error({"-b", "2000000", "-t", "2000"}, 1),
             "--micro-batch 2000000 x --seq-len 2000 = 4000000000 tokens do not fit one micro-batch; use --micro-batch "
             "1073741");
-  EXPECT_EQ(resolve_error({"--partition", "2,2,1", "--pp", "2"}, 2),
-            "--partition 2,2,1 has 3 stages, --pp is 2; give one number per stage");
-  EXPECT_EQ(resolve_error({"--partition", "2,1", "--pp", "2"}, 2),
-            "--partition 2,1 places 3 blocks, the model has 4; the numbers must add up to 4");
-  EXPECT_EQ(resolve_error({"--partition", "0,0", "--pp", "2"}, 2),
-            "--partition 0,0 places 0 blocks, the model has 4; the numbers must add up to 4");
-  for (const char* wrong : {"", "uneven", "2,,2", "2,2,", "-1,5", "2,x", "2, 2", "99999,1"}) {
-    EXPECT_TRUE(contains(resolve_error({"--partition", wrong, "--pp", "2"}, 2), "use even, auto, or blocks per stage"));
-  }
   EXPECT_EQ(resolve_error({"--channels", "100", "--heads", "3"}, 1),
             "--heads 3 does not divide --channels 100; use 99 or 102 channels");
   EXPECT_EQ(resolve_error({"-t", "64", "--seq-max", "32"}, 1),
@@ -287,11 +278,72 @@ TEST(TrainOptions, RulesBetweenOptions) {
   EXPECT_EQ(resolve_error({"--save-model", "1"}, 1), "--save-model needs a run folder; give --out FOLDER");
 }
 
+// Stages that do not go with the ranks, the schedule, the partition or the blocks: the message has what goes.
+TEST(TrainOptions, PipelineRules) {
+  EXPECT_EQ(resolve_error({"--partition", "2,2,1", "--pp", "2"}, 2),
+            "--partition 2,2,1 has 3 counts, --pp 2 and schedule 1f1b needs 2; give one count for each stage");
+  EXPECT_EQ(resolve_error({"--partition", "1,1,1,1", "--pp", "2"}, 2),
+            "--partition 1,1,1,1 has 4 counts, --pp 2 and schedule 1f1b needs 2; give one count for each stage");
+  EXPECT_EQ(resolve_error({"--partition", "1,1,1,1,0", "--pp", "2", "--schedule", "interleaved"}, 2),
+            "--partition 1,1,1,1,0 has 5 counts, --pp 2 and schedule interleaved needs 4 or another multiple of the "
+            "ranks; give one count for each stage");
+  EXPECT_EQ(resolve_error({"--partition", "1,1,2", "--pp", "2", "--schedule", "auto", "--chunks", "2"}, 2),
+            "--partition 1,1,2 has 3 counts, --pp 2 with --chunks 2 needs 4; give one count for each stage");
+  EXPECT_EQ(resolve_error({"--partition", "2,1", "--pp", "2"}, 2),
+            "--partition 2,1 places 3 blocks, the model has 4; use --partition 2,2");
+  EXPECT_EQ(resolve_error({"--partition", "0,0", "--pp", "2"}, 2),
+            "--partition 0,0 places 0 blocks, the model has 4; use --partition 2,2");
+  for (const char* wrong : {"", "uneven", "2,,2", "2,2,", "-1,5", "2,x", "2, 2", "9999999,1"}) {
+    EXPECT_TRUE(contains(resolve_error({"--partition", wrong, "--pp", "2"}, 2), "use even, auto or counts such as"));
+  }
+  const std::string unknown = resolve_error({"--schedule", "zb"}, 1);
+  EXPECT_EQ(unknown.find("--schedule \"zb\" is not known; use auto, gpipe, 1f1b, "), 0u) << unknown;
+  EXPECT_TRUE(contains(unknown, "or a file that ends in .csv"));
+  EXPECT_EQ(resolve_error({"--chunks", "2", "--pp", "2"}, 2),
+            "--chunks 2: schedule 1f1b takes 1 on each rank; use --chunks 1");
+  EXPECT_EQ(resolve_error({"--chunks", "3", "--pp", "2", "--schedule", "zb-v"}, 2),
+            "--chunks 3: schedule zb-v takes 2 on each rank; use --chunks 2");
+  EXPECT_EQ(resolve_error({"--chunks", "2", "--schedule", "a.csv"}, 1),
+            "--chunks 2: the stages of each rank are in --schedule a.csv; leave --chunks out");
+  EXPECT_EQ(resolve_error({"--chunks", "4", "--pp", "2", "--schedule", "interleaved"}, 2),
+            "--pp 2 with 4 chunks is 8 stages, too many for 4 blocks: at most 6 (embedding, blocks, head); use "
+            "--chunks 3");
+  EXPECT_EQ(resolve_error({"--pp", "4", "--schedule", "zb-v"}, 4),
+            "--pp 4 with 2 chunks is 8 stages, too many for 4 blocks: at most 6 (embedding, blocks, head); use --pp "
+            "3");
+  for (const char* wrong : {"", "4", "-1", "none", "01"}) {
+    EXPECT_TRUE(contains(resolve_error({"--recompute", wrong}, 1), "is not known; use auto, 0, 1, 2 or 3"));
+  }
+  EXPECT_EQ(resolved({"-r", "2"}, 1).recompute, "2");
+}
+
+// --plan stands alone or with 0 or 1; what belongs to it is refused without it, and what it cannot do with it.
+TEST(TrainOptions, Plan) {
+  EXPECT_TRUE(parse({"--plan"}).plan);
+  EXPECT_TRUE(parse({"--plan", "--pp", "2"}).plan);
+  EXPECT_TRUE(parse({"--plan", "1"}).plan);
+  EXPECT_TRUE(parse({"--plan=1"}).plan);
+  EXPECT_FALSE(parse({"--plan", "0"}).plan);
+  EXPECT_EQ(parse_error({"--plan", "yes"}), "--plan \"yes\" is neither 0 nor 1");
+  EXPECT_EQ(parse_error({"--plan", "--plan"}), "--plan is given twice; give it once");
+  EXPECT_EQ(parse_error({"--overfit"}), "--overfit needs a value; see --help");
+  EXPECT_EQ(resolve_error({"--replicas", "2", "--pp", "2"}, 4),
+            "--replicas 2 is for --plan; a run has ranks / pp replicas, start it with mpirun -np 4");
+  EXPECT_EQ(resolve_error({"--plan", "--plan-costs", "measured"}, 1),
+            "--plan-costs measured needs the devices of a run, --plan has none; leave it out");
+  EXPECT_EQ(resolve_error({"--save-schedule", "a.txt"}, 1),
+            "--save-schedule a.txt does not end in .csv, so --schedule could not read it; use --save-schedule "
+            "a.txt.csv");
+  EXPECT_EQ(resolved({"--plan", "--pp", "4", "--replicas", "2"}, 8).batch_tokens, 2 * 4 * 1024);
+}
+
 // What can be computed is not refused: micro-batches that replicas cannot share evenly, empty stages, blocks + 2
 // stages.
 TEST(TrainOptions, NothingIsRefusedThatCanBeComputed) {
   EXPECT_EQ(micro_batches_per_step(resolved({"-b", "1", "-t", "8", "-d", "56"}, 3)), 7);
-  EXPECT_EQ(partition_blocks(resolved({"--partition", "0,4,0", "--pp", "3"}, 3)), (std::vector<int>{0, 4, 0}));
+  EXPECT_EQ(resolved({"--partition", "0,4,0", "--pp", "3"}, 3).partition, "0,4,0");
+  EXPECT_EQ(resolved({"--partition", "0,2,2,0", "--pp", "2", "--schedule", "zb-v"}, 2).chunks, 0);
+  EXPECT_EQ(resolved({"--schedule", "some.csv", "--pp", "2", "--partition", "1,1,2"}, 2).schedule, "some.csv");
   EXPECT_EQ(resolved({"--pp", "6"}, 6).pp, 6);
   EXPECT_EQ(resolved({"-j", "", "-v", "0"}, 1).val_every, 0);
   EXPECT_EQ(resolved({"-x", "0"}, 1).steps, 0);

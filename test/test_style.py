@@ -10,14 +10,15 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 # Lower layers first; a file includes only files of its own layer or below.
 LAYERS = [
     ("base", """check numeric norm_block random file option_text options train_options logger learning_rate shuffle token_shards
-                tokenizer sampler element_hash parameter_table gpt2_config llmc_file grid schedule plan partition timeline
-                stage_layout process control together"""),
+                tokenizer sampler element_hash parameter_table gpt2_config llmc_file grid schedule schedules greedy_schedule schedule_csv closed_form plan plan_timer model_cost partition
+                pipeline_layout layout_search planner timeline model_options
+                stage_layout process control clock step_times telemetry telemetry_text trace together"""),
     ("device", "device select_device mma memory blas start_device"),
     ("kernels", "reduce embedding layernorm gelu matmul attention attention_tile classifier adamw global_norm accumulate"),
-    ("model", "gpt2_activations gpt2_block gradient_tree gpt2_stage"),
-    ("parallel", """comm comm_backend comm_mpi comm_mpi_engine comm_mpi_wire comm_nccl pipeline zero checkpoint checkpoint_files
-                    checkpoint_folder batch_loader parallel_gpt2 parallel_gpt2_steps"""),
-    ("trainer", "trainer trainer_setup trainer_steps"),
+    ("model", "gpt2_activations gpt2_block gpt2_workspace gradient_tree gpt2_stage"),
+    ("parallel", """comm comm_backend comm_mpi comm_mpi_engine comm_mpi_wire comm_nccl recorder pipeline zero checkpoint checkpoint_files
+                    checkpoint_folder batch_loader gpt2_memory gpt2_plan plan_report plan_command measure_costs parallel_gpt2 parallel_gpt2_steps"""),
+    ("trainer", "pipeline_reporter trainer trainer_setup trainer_steps"),
 ]
 DEVICE_FILES = {"device.h", "select_device.h", "mma.h", "random.h", "blas.h"}  # may ask which device they are built for
 

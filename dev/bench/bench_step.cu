@@ -86,6 +86,7 @@ int bench(int argc, char** argv) {
   if (settings.shape.B < 1 || settings.shape.T < 1 || settings.shape.T > model->max_seq_len || steps < 1) {
     user_error("B and STEPS must be at least 1, T from 1 to %d", model->max_seq_len);
   }
+  settings.layout = one_stage_layout(gpt2_model_cost(*model, settings.shape.B, settings.shape.T));
   Control control(&argc, &argv);
   Device device(control);
   const Clock before = matmul_ceiling(device, settings.shape.rows(), model->channels, 4 * model->channels);
