@@ -129,7 +129,7 @@ class Gpt2Planning {
     std::vector<Change> list;
     TrainOptions lean = options_;
     std::string text;
-    for (std::string TrainOptions::*option : {&TrainOptions::recompute, &TrainOptions::partition}) {
+    for (const auto option : {&TrainOptions::recompute, &TrainOptions::partition}) {
       if (lean.*option == "auto") continue;
       lean.*option = "auto";
       text += text.empty() ? "" : " ";

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/partition.h"
@@ -219,29 +220,36 @@ class LayoutSearch {
 
   int block_count(int stage) const { return layout_.cuts[stage + 1] - layout_.cuts[stage]; }
 
-  /// Moves blocks off the fullest rank, at the leanest levels, until all fit or nothing helps.
+  /// Moves blocks off the ranks that are over the limit, at the leanest levels, until none is or nothing helps.
   void make_lean() {
     if (free_levels_) layout_.recompute.assign(layout_.recompute.size(), kRecomputeLevels - 1);
-    for (int step = 0; step < static_cast<int>(layout_.cost.blocks.size()) * layout_.ranks; step++) {
-      const std::vector<size_t> bytes = all_bytes(layout_, plan_);
-      const size_t most = *std::max_element(bytes.begin(), bytes.end());
-      if (static_cast<double>(most) <= request_.memory_limit) return;
-      const int fullest = static_cast<int>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+    for (auto least = excess(layout_); least.first > 0;) {
       PipelineLayout best = layout_;
-      size_t least = most;
+      const auto before = least;
       for (int from = 0; from < stages(); from++) {
-        if (plan_.schedule.owner[from] != fullest) continue;
+        if (!is_over(layout_, plan_.schedule.owner[from])) continue;
         for (int to = 0; to < stages(); to++) {
           PipelineLayout other = layout_;
           if (!move_block(&other, from, to)) continue;
-          const std::vector<size_t> then = all_bytes(other, plan_);
-          const size_t value = *std::max_element(then.begin(), then.end());
+          const auto value = excess(other);
           if (value < least) least = value, best = other;
         }
       }
-      if (least == most) return;
+      if (least == before) return;
       layout_ = best;
     }
+  }
+
+  /// Bytes over the limit: of the fullest rank, and of all together, which also tells apart what leaves the fullest as
+  /// it is.
+  std::pair<double, double> excess(const PipelineLayout& layout) const {
+    std::pair<double, double> most_and_sum{0, 0};
+    for (size_t bytes : all_bytes(layout, plan_)) {
+      const double over = std::max(0.0, static_cast<double>(bytes) - request_.memory_limit);
+      most_and_sum.first = std::max(most_and_sum.first, over);
+      most_and_sum.second += over;
+    }
+    return most_and_sum;
   }
 
   std::vector<size_t> all_bytes(const PipelineLayout& layout, const Plan& plan) const {

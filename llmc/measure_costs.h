@@ -5,9 +5,10 @@
 // around them. All ranks measure at the same time, as they will compute. Then neighbours in the pipeline pass one
 // boundary message to and fro. The numbers are gathered, and each median over the ranks is the cost: the same on all
 // ranks, so that all come to the same plan. Values are small random numbers, not zeros, which some devices multiply at
-// a higher clock rate. What a rank adds for the exact sum of gradients (12 bytes a parameter) is left out: it is in
-// proportion to the blocks. Cost: the first of two rounds warms up; GPT-2 124M, B=4 T=64, on one core: below 3 s, most
-// of it in the head. Memory: one stage at a time, freed before the next.
+// a higher clock rate. The timed micro-batch is the second of its step: like most, it adds its gradients to those
+// before it, which for the loss head of a GPT-2 and short micro-batches is a good part of the time. Cost: the first of
+// two rounds warms up; GPT-2 124M, B=4 T=64, on one core: about 3 s, most of it in the head. Memory: one stage at a
+// time, freed before the next.
 #pragma once
 
 #include <memory>
@@ -19,6 +20,13 @@
 #include "llmc/grid.h"
 #include "llmc/model_cost.h"
 #include "llmc/together.h"
+
+/// The step whose micro-batches are measured.
+struct MeasuredRun {
+  BatchShape shape;       // of a micro-batch
+  int micro_batches = 1;  // of a replica
+  bool exact = true;      // how their gradients are summed
+};
 
 namespace measure_costs_detail {
 
@@ -47,15 +55,16 @@ void fill_with_noise(T* data, size_t count, cudaStream_t stream) {
 /// A stage with all that it needs, and its times.
 class TimedStage {
  public:
-  TimedStage(const GPT2Config& config, const ParameterTable& table, const BatchShape& shape, const StageRange& range,
+  TimedStage(const GPT2Config& config, const ParameterTable& table, const MeasuredRun& run, const StageRange& range,
              Blas& blas, cudaStream_t stream)
       : stream_(stream),
-        shape_(shape),
+        shape_(run.shape),
+        leaves_(std::min(run.micro_batches, 2)),
         layout_(make_stage_layout(table, {range}, 1)),
         parameters_("parameters", layout_.parameter_elements, &ledger_),
-        gradients_(ledger_, layout_, 1, true, stream),
-        workspace_(ledger_, config, shape, {range}),
-        stage_({config, table, layout_, 0, ledger_, blas, workspace_, &gradients_, parameters_.data(), shape, 1, 1,
+        gradients_(ledger_, layout_, leaves_, run.exact, stream),
+        workspace_(ledger_, config, run.shape, {range}),
+        stage_({config, table, layout_, 0, ledger_, blas, workspace_, &gradients_, parameters_.data(), run.shape, 1, 1,
                 stream}) {
     for (cudaEvent_t& event : events_) CUDA_CHECK(cudaEventCreate(&event));
     if (parameters_.size() > 0) fill_with_noise(parameters_.data(), parameters_.size(), stream);
@@ -95,7 +104,10 @@ class TimedStage {
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     stage_.set_shape(shape);
     stage_.load_tokens(0, tokens.data(), tokens.data());
-    gradients_.begin_step(1, stream_);
+    gradients_.begin_step(leaves_, stream_);
+    for (int phase = 0; leaves_ > 1 && phase < kGradientPhases; phase++) {  // as if the first had been there
+      gradients_.finish_leaf(0, static_cast<GradientPhase>(phase), stream_);
+    }
     CUDA_CHECK(cudaEventRecord(events_[0], stream_));
     stage_.forward(0, 0, true);
     CUDA_CHECK(cudaEventRecord(events_[1], stream_));
@@ -114,6 +126,7 @@ class TimedStage {
 
   cudaStream_t stream_;
   BatchShape shape_;
+  int leaves_;
   int vocab_ = 1;
   MemoryLedger ledger_;
   StageLayout layout_;
@@ -178,10 +191,10 @@ inline Sample median_sample(const std::vector<Sample>& ranks) {
 
 }  // namespace measure_costs_detail
 
-/// Costs in milliseconds for micro-batches of `shape`. `levels`: recompute levels that the search may use; the others
-/// get the costs of the next level measured above them. `world` may be null for one rank. Collective; the same numbers
-/// on all ranks. Environment error if a device has not even the memory for one block or the head.
-inline ModelCost measure_costs(const GPT2Config& config, const BatchShape& shape, const std::vector<int>& levels,
+/// Costs in milliseconds for the micro-batches of `run`. `levels`: recompute levels that the search may use; the others
+/// are given the cost of level 0. `world` may be null for one rank. Collective; the same numbers on all ranks.
+/// Environment error if a device has not even the memory for one block or the head.
+inline ModelCost measure_costs(const GPT2Config& config, const MeasuredRun& run, const std::vector<int>& levels,
                                const Grid& grid, Control& control, Communicator* world, Blas& blas,
                                cudaStream_t stream) {
   using namespace measure_costs_detail;
@@ -190,7 +203,7 @@ inline ModelCost measure_costs(const GPT2Config& config, const BatchShape& shape
   Sample mine;
   run_together(control, [&] {
     const auto time = [&](const StageRange& range) {
-      return TimedStage(config, table, shape, range, blas, stream).measure();
+      return TimedStage(config, table, run, range, blas, stream).measure();
     };
     mine.embedding = time({0, 0, true, false, 0});
     mine.blocks[0] = time({0, 1, false, false, 0});
@@ -199,7 +212,7 @@ inline ModelCost measure_costs(const GPT2Config& config, const BatchShape& shape
     }
     mine.head = time({L, L, false, true, 0});
   });
-  const size_t bytes = static_cast<size_t>(shape.rows()) * config.channels * sizeof(floatX);
+  const size_t bytes = static_cast<size_t>(run.shape.rows()) * config.channels * sizeof(floatX);
   if (world != nullptr && grid.pipeline > 1) mine.transfer = ping_pong(*world, grid, bytes, stream);
   const Sample all = median_sample(control.gathered(mine, "measured costs"));
   ModelCost cost;

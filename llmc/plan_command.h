@@ -33,8 +33,7 @@ inline void write_files(const TrainOptions& o, const Plan& plan) {
     printf("schedule    written to %s\n", o.save_schedule.c_str());
   }
   if (!o.trace.empty()) {
-    const std::string title = format_text("%s, simulated: %.1f %% bubble, 1 s is 1 GFLOP", plan.schedule.name.c_str(),
-                                          100 * plan.bubble_fraction);
+    const std::string title = format_text("%s, simulated (1 s = 1 GFLOP of work)", plan.schedule.name.c_str());
     write_file_atomically(o.trace, trace_json(JobTimes{simulated_step_times(plan)}, title));
     printf("trace       simulated step written to %s\n", o.trace.c_str());
   }

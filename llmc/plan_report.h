@@ -27,16 +27,15 @@ inline std::string schedule_text(const PipelineLayout& layout) {
   return text;
 }
 
-/// "1,1,1,1,1,1,1,0" in at most `width` characters: "1 x 7, 0", cut off where that is still too long.
-inline std::string short_partition(const std::vector<int>& cuts, size_t width) {
-  std::string text = partition_text(cuts);
-  if (text.size() <= width) return text;
-  text.clear();
-  for (size_t stage = 0, next = 0; stage + 1 < cuts.size(); stage = next) {
-    const int count = cuts[stage + 1] - cuts[stage];
-    for (next = stage; next + 1 < cuts.size() && cuts[next + 1] - cuts[next] == count; next++) continue;
-    const size_t run = next - stage;
-    text += (text.empty() ? "" : ",") + std::to_string(count) + (run > 1 ? format_text("x%zu", run) : "");
+/// "1,1,1,1,1,1,1,0" in at most `width` characters: "1x7,0", cut off where that is still too long.
+inline std::string short_list(const std::string& list, size_t width) {
+  if (list.size() <= width) return list;
+  const std::vector<std::string> items = option_detail::split(list, ',');
+  std::string text;
+  for (size_t first = 0, next = 0; first < items.size(); first = next) {
+    while (next < items.size() && items[next] == items[first]) next++;
+    text += (text.empty() ? "" : ",") + items[first];
+    if (next - first > 1) text += format_text("x%zu", next - first);
   }
   return text.size() <= width ? text : text.substr(0, width - 3) + "...";
 }
@@ -45,15 +44,16 @@ inline std::string short_partition(const std::vector<int>& cuts, size_t width) {
 inline std::string candidates_table(const PlanResult& result, bool has_limit) {
   const std::string unit = result.best().layout.cost.unit;
   std::string text =
-      format_text("  %-24s %-22s %-10s %11s %7s %6s %9s%s\n", "schedule", "blocks per stage", "recompute",
+      format_text("  %-24s %-22s %-14s %11s %7s %6s %9s%s\n", "schedule", "blocks per stage", "recompute",
                   ("step " + unit).c_str(), "bubble", "eff.", "GB/rank", has_limit ? "  fits" : "");
   for (const PlanCandidate& candidate : result.candidates) {
     const char mark = &candidate == &result.best() && candidate.fits ? '*' : ' ';
     text += format_text(
-        "%c %-24s %-22s %-10s %11.6g %6.1f%% %5.1f%% %9.3f%s\n", mark, schedule_text(candidate.layout).c_str(),
-        short_partition(candidate.layout.cuts, 22).c_str(), recompute_text(candidate.layout.recompute).c_str(),
-        candidate.makespan, 100 * candidate.bubble_fraction, 100 * candidate.efficiency,
-        static_cast<double>(candidate.most_bytes()) * 1e-9, has_limit ? candidate.fits ? "  yes" : "  no" : "");
+        "%c %-24s %-22s %-14s %11.6g %6.1f%% %5.1f%% %9.3f%s\n", mark, schedule_text(candidate.layout).c_str(),
+        short_list(partition_text(candidate.layout.cuts), 22).c_str(),
+        short_list(recompute_text(candidate.layout.recompute), 14).c_str(), candidate.makespan,
+        100 * candidate.bubble_fraction, 100 * candidate.efficiency, static_cast<double>(candidate.most_bytes()) * 1e-9,
+        has_limit ? candidate.fits ? "  yes" : "  no" : "");
   }
   return text;
 }

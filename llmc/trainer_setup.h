@@ -43,8 +43,9 @@ inline PipelineLayout Trainer::decide_layout() {
   const bool free = has_free_layout(options_);
   const bool measured = options_.plan_costs == "measured" || (options_.plan_costs == "auto" && free);
   const BatchShape shape{options_.micro_batch, options_.seq_len};
-  const ModelCost cost = measured ? measure_costs(config_, shape, levels_to_measure(options_), grid_, control_,
-                                                  world_.get(), device_->blas(), device_->compute())
+  const int most = tree_share(static_cast<int>(micro_batches_per_step(options_)), grid_.replicas, 0).count;
+  const ModelCost cost = measured ? measure_costs(config_, {shape, most, options_.exact}, levels_to_measure(options_),
+                                                  grid_, control_, world_.get(), device_->blas(), device_->compute())
                                   : gpt2_model_cost(config_, shape.B, shape.T);
   PipelineLayout layout;
   run_together(control_, [&] {

@@ -94,7 +94,7 @@ uint64_t moment_hash(StageOptimizer& optimizer, bool second, Control& group, cud
   return hash;
 }
 
-Trace train(const Case& which, Control& group, Blas& blas, cudaStream_t stream) {
+ParallelSettings settings_of(const Case& which) {
   ParallelSettings settings;
   settings.model = model_of(which);
   settings.shape = kShape;
@@ -103,6 +103,11 @@ Trace train(const Case& which, Control& group, Blas& blas, cudaStream_t stream) 
   settings.layout = make_layout(which);
   settings.zero_stage = which.zero_stage;
   settings.exact = which.exact;
+  return settings;
+}
+
+Trace train(const Case& which, Control& group, Blas& blas, cudaStream_t stream) {
+  const ParallelSettings settings = settings_of(which);
   const Grid grid = make_grid(group.size(), group.rank(), which.pipeline);
   const std::unique_ptr<Communicator> world = group.size() > 1 ? make_communicator(group, "auto") : nullptr;
   ParallelGPT2 model(settings, grid, group, world.get(), blas, stream);
@@ -229,6 +234,24 @@ TEST_F(Exactness, replicas_and_sharded_state) {
         for (int zero = 0; zero <= 1; ++zero) compare({pipeline, 5, m, schedule, 0, "even", zero, {}, true});
       }
     }
+  }
+}
+
+// Activations do not grow with the number of micro-batches where the schedule promises it, and are what was planned;
+// gpipe's do grow.
+TEST_F(Exactness, activations_do_not_grow_with_the_step) {
+  const int p = control().size();
+  if (2 * p > 7) return;
+  for (const std::string schedule : {"1f1b", "zb-h1", "zb-v", "gpipe"}) {
+    std::vector<size_t> bytes;
+    for (int m : {4 * p, 12 * p}) {
+      Case which{p, 5, m, schedule, 0, "even", 0, {}, true};
+      const std::unique_ptr<Communicator> world = p > 1 ? make_communicator(control(), "auto") : nullptr;
+      ParallelGPT2 model(settings_of(which), make_grid(p, control().rank(), p), control(), world.get(), blas_, stream_);
+      EXPECT_EQ(model.ledger().allocated("activations"), model.forecast().activations) << which.text();
+      bytes.push_back(model.ledger().allocated("activations"));
+    }
+    EXPECT_EQ(bytes[0] == bytes[1], schedule != "gpipe") << schedule << " rank " << control().rank();
   }
 }
 

@@ -26,6 +26,10 @@ class Layouts(TrainTest):
         {"ranks": 4, "pp": 4, "partition": "0,1,1,0"},
         {"ranks": 4, "pp": 2, "zero": 1, "schedule": "gpipe"},
         {"ranks": 4, "pp": 1, "zero": 0},
+        {"ranks": 2, "pp": 2, "schedule": "zb-v", "recompute": 2, "report_every": 1, "timeline": 1},
+        {"ranks": 4, "pp": 2, "schedule": "interleaved", "chunks": 2, "recompute": 3},
+        {"ranks": 2, "pp": 2, "schedule": "auto", "plan_costs": "measured", "trace": "trace.json"},
+        {"ranks": 1, "schedule": "looped-bfs", "chunks": 3, "recompute": 1},
     ]
 
     # Losses, norms, validation, samples, parameters and checkpoints are the same bits on stages and replicas, over
@@ -91,6 +95,8 @@ class Resume(TrainTest):
         ({"ranks": 4, "pp": 2, "zero": 1}, {"ranks": 3, "pp": 3, "schedule": "gpipe"}),
         ({"ranks": 4, "pp": 4, "schedule": "gpipe"}, {"ranks": 2, "zero": 1}),
         ({"ranks": 2, "zero": 1}, {"ranks": 1}),
+        ({"ranks": 2, "pp": 2, "schedule": "zb-v"}, {"ranks": 4, "pp": 4, "schedule": "zb-h1", "recompute": 3}),
+        ({"ranks": 3, "pp": 3, "schedule": "greedy"}, {"ranks": 4, "pp": 2, "schedule": "dualpipe-v", "recompute": 1}),
     ]
 
     # 4 steps, then 4 more on another layout: the bits, the logs and the checkpoints of 8 steps without a break.

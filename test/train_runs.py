@@ -237,9 +237,9 @@ class TrainTest(unittest.TestCase):
         return result
 
     def metrics(self, run):
-        """The lines of metrics.jsonl as dicts, without times."""
+        """The lines of metrics.jsonl as dicts, without times and pipeline reports."""
         with open(self.path(run + "/metrics.jsonl")) as file:
-            lines = [json.loads(line) for line in file]
+            lines = [line for line in map(json.loads, file) if "pipeline" not in line]
         return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
     def read(self, name):
