@@ -51,7 +51,7 @@ def start(args, ranks, core, extra):
     if ranks == 1:
         program = ["taskset", "-c", str(core)] + program
     else:
-        bind = "exec taskset -c $((OMPI_COMM_WORLD_LOCAL_RANK % $(nproc))) \"$@\""
+        bind = f"exec taskset -c $((OMPI_COMM_WORLD_LOCAL_RANK % {os.cpu_count()})) \"$@\""
         program = [os.path.join(ROOT, "scripts/mpirun.sh"), "-q", "-np", str(ranks), "bash", "-c", bind, "bind"] + program
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     return subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), folder
@@ -69,7 +69,7 @@ def finish(process, folder):
     def median(name):
         return statistics.median(report[name] for report in reports)
 
-    plan = re.search(r"plan +pipeline ([0-9.e+]+) ms, bubble ([0-9.]+) %, efficiency ([0-9.]+) %", output)
+    plan = re.search(r"plan +pipeline ([0-9.e+]+) \w+, bubble ([0-9.]+) %, efficiency ([0-9.]+) %", output)
     layout = re.search(r"blocks ([0-9,]+)\).*?replicas, ([^,]+(?:, \d+ in flight)?)", output)
     return {
         "pipeline": median("makespan_ms"), "simulated": median("makespan_simulated_ms"), "step": statistics.median(step_ms),
