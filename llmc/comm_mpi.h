@@ -80,10 +80,10 @@ class MpiCommunicator : public Communicator {
     return issue(collectives_, {Transfer::kBroadcast, -1, -1, bytes, 0}, steps, after, nullptr);
   }
 
-  void wait(const Ticket& ticket, cudaStream_t) override { wait_host(ticket); }
-  void wait_host(const Ticket& ticket) override {
-    if (ticket != nullptr) engine_->wait(own(ticket));
+  void wait(const Ticket& ticket, cudaStream_t stream) override {
+    if (ticket != nullptr) engine_->wait(own(ticket), stream);
   }
+  void wait_host(const Ticket& ticket) override { wait(ticket, nullptr); }
   bool done(const Ticket& ticket) override {
     if (ticket == nullptr || own(ticket).done) return true;
     engine_->process().check_failure();
@@ -151,7 +151,7 @@ class MpiCommunicator : public Communicator {
     }
     const uint64_t seed = engine_->options().delay_seed;
     if (seed != 0) operation->not_before = Clock::now() + random_delay(seed);
-    engine_->issue(channel, operation);
+    engine_->issue(channel, operation, after);
     return operation;
   }
 

@@ -13,7 +13,7 @@ LAYERS = [
                 tokenizer sampler element_hash parameter_table gpt2_config llmc_file grid schedule schedules greedy_schedule schedule_csv closed_form plan plan_timer model_cost partition
                 pipeline_layout layout_search planner timeline model_options
                 stage_layout process control clock step_times telemetry telemetry_text trace together"""),
-    ("device", "device select_device mma memory blas start_device"),
+    ("device", "device select_device mma memory blas start_device doorbell"),
     ("kernels", "reduce embedding layernorm gelu matmul attention attention_tile classifier adamw global_norm accumulate"),
     ("model", "gpt2_activations gpt2_block gpt2_workspace gradient_tree gpt2_stage"),
     ("parallel", """comm comm_backend comm_mpi comm_mpi_engine comm_mpi_wire comm_nccl recorder pipeline zero checkpoint checkpoint_files

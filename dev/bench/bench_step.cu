@@ -117,7 +117,7 @@ int bench(int argc, char** argv) {
          ceiling_wall, ceiling_cpu, 100.0 * gflop / median(wall) / ceiling_wall,
          100.0 * gflop / median(cpu) / ceiling_cpu);
   printf("  memory        %.1f MiB planned, %.1f MiB allocated, process peak %.1f MiB\n",
-         trained.forecast_bytes() / 1048576.0, trained.ledger().total_allocated() / 1048576.0,
+         trained.forecast().total() / 1048576.0, trained.ledger().total_allocated() / 1048576.0,
          usage.ru_maxrss / 1024.0);
   return 0;
 }
