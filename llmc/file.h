@@ -205,9 +205,27 @@ inline void rename_durably(const std::string& from, const std::string& to) {
   sync_folder(parent_folder(to));
 }
 
+/// User error, naming `option`, if a file cannot be made at PATH because of what is there, or because its folder is
+/// not.
+inline void check_output_path(const char* option, const std::string& path) {
+  struct stat status;
+  if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+    user_error("%s %s is a folder; give the name of a file", option, path.c_str());
+  }
+  const std::string folder = parent_folder(path);
+  if (stat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
+    user_error("%s %s: there is no folder %s; make it first", option, path.c_str(), folder.c_str());
+  }
+}
+
 /// Replaces PATH by `content`: temporary name, fsync, rename, fsync of the folder. On failure PATH is as before and the
-/// temporary file is removed. One writer per PATH at a time.
+/// temporary file is removed. One writer per PATH at a time. A device or a pipe is written to, not replaced.
 inline void write_file_atomically(const std::string& path, const std::string& content) {
+  struct stat status;
+  if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) {
+    File::open_to_append(path).write_all(content);
+    return;
+  }
   const std::string temporary = path + ".tmp";
   try {
     File file = File::create(temporary);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -211,7 +212,11 @@ class LayoutSearch {
     }
     std::stable_sort(choices.begin(), choices.end(),
                      [](const Choice& a, const Choice& b) { return a.added < b.added; });
+    size_t fewest = std::numeric_limits<size_t>::max();
     for (const Choice& choice : choices) {
+      const size_t bytes = request_.bytes(choice.layout, plan_, rank);
+      if (bytes >= fewest) continue;
+      fewest = bytes;
       layout_ = choice.layout;
       if (!is_over(layout_, rank)) return true;
     }

@@ -25,6 +25,7 @@
 
 #include "llmc/check.h"
 #include "llmc/file.h"
+#include "llmc/json.h"
 
 /// One optimizer step. `loss` mean per token, `grad_norm` before clipping, `milliseconds` wall time of the step.
 struct StepMetrics {
@@ -42,9 +43,6 @@ inline void flush_standard_output() {
 }
 
 namespace logger_detail {
-
-/// A number as JSON, exactly; JSON has no nan and no infinity.
-inline std::string json_number(double value) { return std::isfinite(value) ? format_text("%.17g", value) : "null"; }
 
 /// "12.3k", "1.75M": three to four significant digits.
 inline std::string short_number(double value) {
@@ -117,7 +115,6 @@ class Logger {
 
   /// Writes a finished step to both files and shows the progress.
   void train_step(const StepMetrics& m) {
-    using logger_detail::json_number;
     if (main_log_.is_open()) {
       main_log_.write_all(format_text("s:%" PRId64 " trl:%.4f lr:%.6f norm:%.2f\n", m.step, m.loss, m.lr, m.grad_norm));
       metrics_.write_all(format_text(
@@ -133,8 +130,7 @@ class Logger {
     if (std::isnan(loss)) loss = NAN;  // not "-nan"
     if (main_log_.is_open()) {
       main_log_.write_all(format_text("s:%" PRId64 " tel:%.4f\n", step, loss));
-      metrics_.write_all(
-          format_text("{\"step\":%" PRId64 ",\"val_loss\":%s}\n", step, logger_detail::json_number(loss).c_str()));
+      metrics_.write_all(format_text("{\"step\":%" PRId64 ",\"val_loss\":%s}\n", step, json_number(loss).c_str()));
     }
     message(format_text("step %" PRId64 " | validation loss %.4f", step, loss));
   }

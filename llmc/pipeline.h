@@ -2,9 +2,10 @@
 //
 // It knows nothing of a schedule but the list. For each action it waits for what the action reads, runs the model, and
 // starts the transfer of what the action made:
-//   F(s,i)   input x: made from tokens (first stage), received, or handed over by a stage on this rank;  then y is sent
-//   I(s,i)   output gradient over y: left by the loss head (last stage), received, or handed over;       then dx is
-//   sent W(s,i)   weight gradient; the slot is free once dx has left                                (B = I, then W)
+//   F(s,i)   input x: made from tokens (first stage), received, or handed over by a stage on this rank; y is sent
+//   I(s,i)   output gradient over y: left by the loss head (last stage), received, or handed over; dx is sent
+//   W(s,i)   weight gradient; the slot is free once dx has left            (B is I, then W; dx leaves in between)
+//
 // Micro-batch i of a stage lives in slot i % slots(s); x and y are sent from the slot and received into it, so there
 // are no other buffers. A receive is posted as soon as its slot is free in program order; the communicator orders it
 // behind the work and the sends that still use the slot. The host never waits for the compute stream inside a step. One

@@ -57,12 +57,16 @@ class PipelineReporter {
       if (settings_.every > 0 && step % settings_.every == 0) report(step, replicas, log);
       if (is_tracing()) trace_.push_back(replicas);
     }
-    if (is_tracing() && ++traced_ == settings_.trace_steps) run_together(control_, [&] { write_trace(); });
+    if (is_tracing() && ++traced_ == settings_.trace_steps) write_trace();
   }
 
-  /// The run is over: writes what there is of a trace whose steps are not complete. Collective.
+  /// The run is over: writes what there is of a trace whose steps are not complete. Environment error on all ranks if a
+  /// trace could not be written: only now, so that a full disk does not cost the training. Collective.
   void finish() {
-    if (is_tracing() && traced_ > 0) run_together(control_, [&] { write_trace(); });
+    if (is_tracing() && traced_ > 0) write_trace();
+    run_together(control_, [&] {
+      if (!failure_.empty()) environment_error("--trace: %s; the run itself is complete", failure_.c_str());
+    });
   }
 
  private:
@@ -108,7 +112,11 @@ class PipelineReporter {
   void write_trace() {
     if (control_.rank() != 0) return;
     const std::string title = format_text("%s, measured", plans_[0].schedule.name.c_str());
-    write_file_atomically(settings_.trace, trace_json(trace_, title));
+    try {
+      write_file_atomically(settings_.trace, trace_json(trace_, title));
+    } catch (const Error& error) {
+      failure_ = error.what();
+    }
   }
 
   ReportSettings settings_;
@@ -120,5 +128,6 @@ class PipelineReporter {
   std::vector<StragglerWatch> watches_;
   bool recording_ = false;
   int traced_ = 0;
+  std::string failure_;          // to write the trace
   std::vector<JobTimes> trace_;  // one a step; on rank 0
 };

@@ -49,6 +49,8 @@ inline void run_plan_command(TrainOptions options) {
   if (ranks > INT32_MAX) user_error("--pp %d x --replicas %d are too many ranks", options.pp, options.replicas);
   resolve_train_options(options, static_cast<int>(ranks));
   resolve_model_options(options, static_cast<int>(ranks));
+  if (!options.trace.empty()) check_output_path("--trace", options.trace);
+  if (!options.save_schedule.empty()) check_output_path("--save-schedule", options.save_schedule);
   const GPT2Config config = model_config(options);
   const ModelCost cost = gpt2_model_cost(config, options.micro_batch, options.seq_len);
   const Gpt2Planning planning(options, config, options.replicas, cost);

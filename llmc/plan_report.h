@@ -49,13 +49,25 @@ inline std::string candidates_table(const PlanResult& result, bool has_limit) {
   for (const PlanCandidate& candidate : result.candidates) {
     const char mark = &candidate == &result.best() && candidate.fits ? '*' : ' ';
     text += format_text(
-        "%c %-24s %-22s %-14s %11.6g %6.1f%% %5.1f%% %9.3f%s\n", mark, schedule_text(candidate.layout).c_str(),
+        "%c %-24s %-22s %-14s %11.6g %6.1f%% %5.1f%% %9.4g%s\n", mark, schedule_text(candidate.layout).c_str(),
         short_list(partition_text(candidate.layout.cuts), 22).c_str(),
         short_list(recompute_text(candidate.layout.recompute), 14).c_str(), candidate.makespan,
         100 * candidate.bubble_fraction, 100 * candidate.efficiency, static_cast<double>(candidate.most_bytes()) * 1e-9,
         has_limit ? candidate.fits ? "  yes" : "  no" : "");
   }
   return text;
+}
+
+/// "embedding+0..3", "4..7", "8+head", "-" for a stage without anything.
+inline std::string stage_text(const PipelineLayout& layout, int stage) {
+  const int first = layout.cuts[stage], end = layout.cuts[stage + 1];
+  std::vector<std::string> parts;
+  if (stage == 0) parts.push_back("embedding");
+  if (first < end) parts.push_back(first + 1 == end ? std::to_string(first) : format_text("%d..%d", first, end - 1));
+  if (stage + 1 == layout.stages()) parts.push_back("head");
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : "+") + part;
+  return text.empty() ? "-" : text;
 }
 
 /// One line a rank: stages, slots, bytes by purpose.
@@ -66,10 +78,7 @@ inline std::string memory_table(const PipelineLayout& layout, const Plan& plan, 
     std::string blocks, slots;
     for (int s = 0; s < layout.stages(); s++) {
       if (plan.schedule.owner[s] != rank) continue;
-      const int first = layout.cuts[s], end = layout.cuts[s + 1];
-      blocks += (blocks.empty() ? "" : " ") + std::string(s == 0 ? "embedding+" : "");
-      blocks += first == end ? "-" : first + 1 == end ? std::to_string(first) : format_text("%d..%d", first, end - 1);
-      blocks += s + 1 == layout.stages() ? "+head" : "";
+      blocks += (blocks.empty() ? "" : " ") + stage_text(layout, s);
       slots += (slots.empty() ? "" : ",") + std::to_string(plan.slots[s]);
     }
     const RankMemory& m = memory[rank];

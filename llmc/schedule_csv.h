@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "llmc/file.h"
+#include "llmc/option_text.h"
 #include "llmc/schedule.h"
 
 /// The parts of "12F3": false if it is anything else.
@@ -29,27 +30,17 @@ inline bool parse_schedule_cell(const std::string& cell, Action* action) {
   return true;
 }
 
-/// Separated at `separator`; "" is one empty field.
-inline std::vector<std::string> split_text(const std::string& text, char separator) {
-  std::vector<std::string> fields(1);
-  for (char character : text) {
-    if (character == separator) fields.emplace_back();
-    if (character != separator) fields.back() += character;
-  }
-  return fields;
-}
-
 /// The actions of one line. `where` is FILE:LINE for the messages.
 inline std::vector<Action> parse_schedule_line(const std::string& line, const std::string& where) {
   std::vector<Action> actions;
-  for (std::string cell : split_text(line, ',')) {
+  for (std::string cell : option_detail::split(line, ',')) {
     const size_t begin = cell.find_first_not_of(" \t\r");
     if (begin == std::string::npos) continue;
     cell = cell.substr(begin, cell.find_last_not_of(" \t\r") + 1 - begin);
     Action action{};
     if (!parse_schedule_cell(cell, &action)) {
-      user_error("%s: cell \"%s\" is no action; write stage, F, B, I or W, micro-batch, such as 0F3 (no messages)",
-                 where.c_str(), cell.c_str());
+      user_error("%s: cell %s is no action; write stage, F, B, I or W, micro-batch, such as 0F3 (no messages)",
+                 where.c_str(), option_detail::shown(cell).c_str());
     }
     actions.push_back(action);
   }
@@ -83,7 +74,8 @@ inline void infer_owners(Schedule* schedule, const std::string& path) {
 /// to write instead: an empty file, a cell that is no action, a rank without any, a stage on two ranks, a gap in the
 /// stages, an action missing, doubled or in the wrong order.
 inline Schedule parse_schedule_csv(const std::string& text, const std::string& path) {
-  std::vector<std::string> lines = split_text(text, '\n');
+  const std::string mark = "\xEF\xBB\xBF";  // some editors begin a file with it
+  std::vector<std::string> lines = option_detail::split(text.compare(0, 3, mark) == 0 ? text.substr(3) : text, '\n');
   while (!lines.empty() && lines.back().find_first_not_of(" \t\r") == std::string::npos) lines.pop_back();
   if (lines.empty()) user_error("%s: no actions in it; write one line for each rank, such as 0F0,0B0", path.c_str());
   Schedule schedule = empty_schedule(path, static_cast<int>(lines.size()), {}, 0);

@@ -182,8 +182,9 @@ inline Schedule looped_bfs_schedule(int ranks, int chunks, int micro_batches) {
 ///     rank 0 |F0F1F2F3F4f0i0w0f1i1w1f2i2w2I0W0f3i3w3I1W1f4i4w4I2W2I3W3I4W4....|
 ///     rank 1 |..F0F1F2f0F3f1i0w0f2i1w1F4I0W0f3i2w2I1W1f4i3w3I2i4I3W2I4W3w4W4..|
 ///     rank 2 |....F0f0F1f1F2f2i0w0F3I0W0f3i1w1F4I1W1f4i2w2I2i3I3i4I4W2w3w4W3W4|
-/// Bubble (p-1)tF/2 for equal times: only the wait for the first input is left, and half a stage takes half as long.
-/// Peak p on every rank. Needs 2p-1 micro-batches: with fewer some steps are left out, and the gaps stay.
+/// Bubble (p-1)tI/2 for balanced times (closed_form.h): only the wait for the first input is left, and half a stage
+/// takes half as long. Peak p on every rank. Needs 2p-1 micro-batches: with fewer some steps are left out, and the gaps
+/// stay.
 inline Schedule zero_bubble_v_schedule(int ranks, int micro_batches) {
   Schedule schedule = empty_schedule("zb-v", ranks, place_stages(Placement::kV, ranks, 2), micro_batches);
   const int all = std::max(2 * ranks - 1, micro_batches);
@@ -212,7 +213,8 @@ inline Schedule zero_bubble_v_schedule(int ranks, int micro_batches) {
 /// the two run one after the other.
 ///     rank 0 |F0F1F2f0i0w0f1F3b1--f2B0--b2--f3..B1--b3--I2W2I3W3|
 ///     rank 1 |..F0f0F1f1F2b0--f2B0--F3b1--f3B1--b2--B2--i3I3w3W3|
-/// Bubble (p-1)tF/2 for equal times; peak p+1/2. Needs 2p micro-batches: with fewer some steps are left out.
+/// Bubble (p-1)tF/2 for equal times (closed_form.h for others); peak p+1/2. Needs 2p micro-batches: with fewer some
+/// steps are left out.
 inline Schedule dualpipe_v_schedule(int ranks, int micro_batches) {
   Schedule schedule = empty_schedule("dualpipe-v", ranks, place_stages(Placement::kV, ranks, 2), micro_batches);
   const int all = std::max(2 * ranks, micro_batches);

@@ -8,7 +8,7 @@
 
 namespace telemetry_detail {
 
-inline std::string milliseconds(double seconds) { return logger_detail::json_number(1e3 * seconds); }
+inline std::string milliseconds(double seconds) { return json_number(1e3 * seconds); }
 
 inline std::string rank_json(const RankTimes& rank) {
   return format_text(
@@ -26,8 +26,8 @@ inline std::string link_json(const LinkTimes& link) {
       "{\"kind\":\"%s\",\"into_stage\":%d,\"from\":%d,\"to\":%d,\"messages\":%d,\"latency_ms\":%s,"
       "\"bytes_per_second\":%s,\"exposed_ms\":%s,\"overlap\":%s}",
       link.is_gradient ? "gradient" : "activation", link.stage, link.from, link.to, link.messages,
-      milliseconds(link.latency()).c_str(), logger_detail::json_number(link.bytes_per_second()).c_str(),
-      milliseconds(link.exposed).c_str(), logger_detail::json_number(link.overlap()).c_str());
+      milliseconds(link.latency()).c_str(), json_number(link.bytes_per_second()).c_str(),
+      milliseconds(link.exposed).c_str(), json_number(link.overlap()).c_str());
 }
 
 inline std::string cost_json(const StageCost& cost) {
@@ -65,7 +65,6 @@ inline std::string busy_text(const PipelineReport& report) {
 /// `straggler` as from StragglerWatch, null if there is none. Numbers read back to the same bits.
 inline std::string telemetry_json(int64_t step, const PipelineReport& report, int straggler = -1, int replica = 0) {
   using namespace telemetry_detail;
-  using logger_detail::json_number;
   std::string phases;
   for (const PhaseTime& phase : report.phases) {
     phases += format_text("%s\"%s\":%s", phases.empty() ? "" : ",", phase.name.c_str(),
@@ -73,10 +72,10 @@ inline std::string telemetry_json(int64_t step, const PipelineReport& report, in
   }
   return format_text(
              "{\"step\":%" PRId64
-             ",\"pipeline\":{\"schedule\":\"%s\",\"replica\":%d,\"ranks\":%d,\"stages\":%d,\"micro_batches\":%d,"
+             ",\"pipeline\":{\"schedule\":%s,\"replica\":%d,\"ranks\":%d,\"stages\":%d,\"micro_batches\":%d,"
              "\"makespan_ms\":%s,\"makespan_simulated_ms\":%s,\"bubble\":%s,\"bubble_simulated\":%s,"
              "\"bubble_closed_form\":%s,\"transfer_ms\":%s,\"overlap\":%s,\"imbalance\":%s,\"straggler\":%s,",
-             step, report.schedule.c_str(), replica, report.ranks, report.stages, report.micro_batches,
+             step, json_text(report.schedule).c_str(), replica, report.ranks, report.stages, report.micro_batches,
              milliseconds(report.makespan).c_str(), milliseconds(report.simulated_makespan).c_str(),
              json_number(report.bubble_fraction()).c_str(), json_number(report.simulated_fraction()).c_str(),
              report.closed_form ? json_number(report.closed_form_fraction()).c_str() : "null",

@@ -7,6 +7,7 @@
 // intervals. Format: JSON object format of the Trace Event Format, complete events ("ph":"X"), times in microseconds.
 #pragma once
 
+#include "llmc/json.h"
 #include "llmc/step_times.h"
 
 using ReplicaTimes = std::vector<StepTimes>;  // the ranks of a replica in pipeline order, on one clock
@@ -62,8 +63,8 @@ class TraceWriter {
   }
 
   std::string text(const std::string& title) const {
-    return "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"title\":\"" + title + "\"},\"traceEvents\":[\n" + events_ +
-           "\n]}\n";
+    return "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"title\":" + json_text(title) + "},\"traceEvents\":[\n" +
+           events_ + "\n]}\n";
   }
 
  private:
@@ -110,7 +111,7 @@ inline double earliest(const JobTimes& step) {
 }  // namespace trace_detail
 
 /// The trace of some steps of a run, one after the other on the clock of rank 0 (StepTimes::begin says how far apart).
-/// `title` is kept in the file and shown by plot_timeline.py; no quotes or backslashes in it.
+/// `title` is kept in the file and shown by plot_timeline.py.
 inline std::string trace_json(const std::vector<JobTimes>& steps, const std::string& title) {
   assert(!steps.empty() && !steps[0].empty() && !steps[0][0].empty());
   const double begin = steps[0][0][0].begin;

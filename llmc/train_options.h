@@ -192,7 +192,7 @@ inline std::vector<Row> parallel() {
   const char* group = "Parallel";
   static const std::string schedules =
       "order of the micro-batches: " + known_schedules() +
-      "; auto: the fastest that fits the memory; or a file with a line of actions for each rank";
+      "; auto: the fastest that fits the memory; or a file FILE.csv with a line of actions for each rank";
   return {
       {group, "pp", "", &O::pp, "P", at_least(1), "", "ranks that the model is spread over; replicas = ranks / P"},
       {group, "schedule", "", &O::schedule, "NAME", kNoRange, "", schedules.c_str()},
@@ -234,7 +234,7 @@ inline std::vector<Row> planning_and_reports() {
        "report bubble, messages and imbalance every N steps; 0: never, -1: 10 with several pipeline ranks, else never"},
       {reports, "timeline", "", &O::timeline, "0|1", kNoRange, "", "1: with each report the measured timeline as text"},
       {reports, "trace", "", &O::trace, "FILE", kNoRange, "",
-       "write a timeline of all ranks for chrome://tracing or Perfetto (JSON)"},
+       "write a timeline of all ranks for chrome://tracing or Perfetto (JSON); with --plan the simulated one"},
       {reports, "trace-steps", "", &O::trace_steps, "N", at_least(1), "", "steps in the trace"},
   };
 }

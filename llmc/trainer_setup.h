@@ -19,6 +19,8 @@ inline Trainer::Trainer(TrainOptions options, Control& control) : options_(std::
 
 // Model sizes, data, tokenizer: files that must be there, and rules that need them. Nothing is written.
 inline void Trainer::open_inputs() {
+  if (!options_.trace.empty()) check_output_path("--trace", options_.trace);
+  if (!options_.save_schedule.empty()) check_output_path("--save-schedule", options_.save_schedule);
   model_file_ = resolve_model_options(options_, control_.size());
   config_ = model_config(options_);
   grid_ = make_grid(control_.size(), control_.rank(), options_.pp);
@@ -60,6 +62,7 @@ inline PipelineLayout Trainer::decide_layout() {
     if (!options_.save_schedule.empty()) {
       const Plan plan = make_train_plan(layout, planning.micro_batches());
       write_file_atomically(options_.save_schedule, schedule_csv_text(plan.schedule));
+      printf("schedule    written to %s\n", options_.save_schedule.c_str());
     }
   });
   return layout;

@@ -12,7 +12,6 @@ inline void Trainer::run() {
     if (step >= steps_) break;
     train(step);
   }
-  reporter_->finish();
   if (options_.save_model) write_model_file();
   const unsigned long long hash = model_->parameter_hash();
   if (control_.rank() == 0) {
@@ -20,6 +19,7 @@ inline void Trainer::run() {
            static_cast<long long>(std::max(steps_, first_step_)), last_.loss, last_.norm, hash);
     flush_standard_output();
   }
+  reporter_->finish();
 }
 
 inline LearningRateSchedule Trainer::learning_rate() const {

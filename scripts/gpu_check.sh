@@ -39,7 +39,7 @@ if [ -n "${GTEST_DIR:-}" ]; then
   gtest=(GTEST="-I$GTEST_DIR/include -L$GTEST_DIR/lib -lgtest_main -lgtest -lpthread")
 fi
 build() { make -k -j"$(nproc)" DEVICE=cuda "$@"; }
-tests="test_attention test_adamw test_classifier test_embedding test_gelu test_layernorm test_matmul test_reductions test_gpt2_golden"
+tests="test_attention test_adamw test_classifier test_embedding test_gelu test_layernorm test_matmul test_reductions test_recompute test_gpt2_golden"
 jobs_ok=1
 for precision in fp32 bf16; do
   check "build train_gpt2 and bench_step, $precision" 150 build PRECISION=$precision \
@@ -75,10 +75,11 @@ one=$(final "$out/train__1_rank__fp32.log")
 row "  final" "$one"
 if command -v mpirun >/dev/null; then
   . scripts/mpi_env.sh
-  for layout in "2 2 0" "2 1 1" "4 2 1" "4 4 0"; do
+  for layout in "2 2 0 1f1b 0" "2 1 1 1f1b 0" "4 2 1 interleaved 2" "4 4 0 zb-h1 0" "2 2 0 zb-v 1" "3 3 0 auto 3"; do
     set -- $layout
-    name="train, $1 ranks, pp $2, ZeRO $3, fp32"
-    check "$name" 90 mpirun -np "$1" build/cuda-fp32/train_gpt2 "${small[@]}" --pp "$2" --zero "$3" --comm mpi || continue
+    name="train, $1 ranks, pp $2, ZeRO $3, $4, recompute $5, fp32"
+    check "$name" 90 mpirun -np "$1" build/cuda-fp32/train_gpt2 "${small[@]}" --pp "$2" --zero "$3" --schedule "$4" \
+      --recompute "$5" --report-every 5 --comm mpi || continue
     many=$(final "$out/$(echo "$name" | tr ' /,' '___').log")
     if [ "$many" = "$one" ]; then row "  equal to 1 rank, all bits" "yes"; else row "  equal to 1 rank, all bits" "NO: $many"; fi
   done

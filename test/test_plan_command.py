@@ -98,6 +98,42 @@ class PlanCommand(TrainTest):
         self.assertGreaterEqual(len(actions), 8 * 16 * 2)
         self.assertEqual({event["tid"] for event in actions}, {0, 1, 2, 3})
 
+    # Names with quotes and backslashes stay texts in the trace and in metrics.jsonl; a byte-order mark is no cell.
+    def test_odd_names(self):
+        self.plan("--layers", "4", "--pp", "2", "--seq-len", "32", "--micro-batch", "3", "--batch-tokens", "576",
+                  "--save-schedule", "s.csv")
+        name = 'a"b\\c.csv'
+        with open(self.path("s.csv")) as source, open(self.path(name), "w", encoding="utf-8-sig") as copy:
+            copy.write(source.read().replace("\n", "\r\n"))
+        run = {"ranks": 2, "pp": 2, "schedule": name, "report_every": 1}
+        self.train(out="odd", trace="t.json", **run)
+        with open(self.path("t.json")) as file:
+            self.assertIn(name, json.load(file)["otherData"]["title"])
+        with open(self.path("odd/metrics.jsonl")) as file:
+            lines = [json.loads(line) for line in file]
+        self.assertEqual({line["pipeline"]["schedule"] for line in lines if "pipeline" in line}, {name})
+
+    # What --trace cannot write: refused before anything starts where that can be known; else the run is completed
+    # first, with its model, and then fails. What is no file is never replaced by one.
+    def test_places_that_cannot_be_written(self):
+        os.symlink("/dev/full", self.path("full.json"))
+        for ranks in (1, 2):
+            layout = {"ranks": ranks, "pp": ranks}
+            for option in ("trace", "save_schedule"):
+                for target, words in (("nowhere/t.csv", "there is no folder nowhere"), (".", "is a folder")):
+                    if option == "save_schedule" and target == ".":
+                        continue  # refused for its name
+                    result = self.run_to_end(**layout, **{option: target})
+                    self.assert_one_error(result, USER, words)
+            result = self.run_to_end(**layout, trace="full.json", out="out%d" % ranks, save_model=1)
+            self.assertEqual(result.code, 1, result)
+            self.assertIn("--trace: ", result.err)
+            self.assertIn("the run itself is complete", result.err)
+            self.assertEqual(len(result.final), 1, result)
+            self.assertTrue(os.path.exists(self.path("out%d/model.bin" % ranks)))
+        self.assert_one_error(self.run_to_end(arguments=["--plan", "--trace", "full.json"]), 1, "full.json")
+        self.assertTrue(os.path.islink(self.path("full.json")))
+
     # More replicas: fewer micro-batches each, and with ZeRO 1 less optimizer state.
     def test_replicas(self):
         layout = ["--pp", "2", "--partition", "8,4", "--zero", "1"]

@@ -9,7 +9,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 
 # Lower layers first; a file includes only files of its own layer or below.
 LAYERS = [
-    ("base", """check numeric norm_block random file option_text options train_options train_option_rules logger learning_rate shuffle token_shards
+    ("base", """check json numeric norm_block random file option_text options train_options train_option_rules logger learning_rate shuffle token_shards
                 tokenizer sampler element_hash parameter_table gpt2_config llmc_file grid schedule schedules greedy_schedule schedule_csv closed_form plan plan_timer model_cost partition
                 pipeline_layout layout_search planner timeline model_options
                 stage_layout process control clock step_times telemetry telemetry_text trace together"""),
