@@ -10,7 +10,8 @@ neighbour on a shared machine only ever adds time, and not to all runs alike.
   T1          pipeline time of a step of one rank on one core, the other core idle
   T1 beside   the same with a second, independent copy of the run on the other core: what two busy cores do to each
               other (caches, memory bandwidth) without any pipeline
-  efficiency  T1 / (2 x pipeline time of two ranks): measured, and as the planner promised before the run
+  efficiency  T1 / (2 x pipeline time of two ranks): measured, and as the planner promised before the run; "of busy cores":
+              T1 beside / (2 x pipeline time), which leaves out what two busy cores do to each other
   bubble      measured, beside the simulation of the same plan with the times that were measured in that step
   overlap     part of the time of all messages that was hidden behind work
 
@@ -98,11 +99,11 @@ def main():
     t1, beside = best["alone"]["pipeline"], best["beside"]["pipeline"]
     print(f"GPT-2 {args.model}, {args.micro_batches} micro-batches of {args.micro_batch} x {args.seq_len}, one thread a rank; fastest of {len(steps['alone'])} steps")
     print(f"one rank: pipeline {t1:.0f} ms, step {best['alone']['step']:.0f} ms; beside another copy {beside:.0f} ms ({t1 / beside:.1%} of the speed); all: {spread(steps['alone'])}")
-    print(f"{'two ranks':52s} {'pipeline':>9s} {'step':>8s} | {'efficiency':>10s} {'promised':>9s} {'ratio':>7s} | {'bubble':>7s} {'simulated':>9s} | {'overlap':>7s} | all steps, ms")
+    print(f"{'two ranks':52s} {'pipeline':>9s} {'step':>8s} | {'efficiency':>10s} {'promised':>9s} {'ratio':>7s} {'of busy cores':>14s} | {'bubble':>7s} {'simulated':>9s} | {'overlap':>7s} | all steps, ms")
     for name, _ in VARIANTS:
         run = best[name]
         efficiency = 100 * t1 / (2 * run["pipeline"])
-        print(f"{name + ': ' + run['layout']:52s} {run['pipeline']:7.0f}ms {run['step']:6.0f}ms | {efficiency:9.1f}% {run['promised']:8.1f}% {efficiency / run['promised'] * 100:6.1f}% | "
+        print(f"{name + ': ' + run['layout']:52s} {run['pipeline']:7.0f}ms {run['step']:6.0f}ms | {efficiency:9.1f}% {run['promised']:8.1f}% {efficiency / run['promised'] * 100:6.1f}% {beside / (2 * run['pipeline']):14.1%} | "
               f"{run['bubble']:6.1f}% {run['bubble_simulated']:8.1f}% | {run['overlap']:7.1%} | {spread(steps[name])}")
     equal = len({run["last"] for runs in steps.values() for run in runs}) == 1
     print("all runs end with the same line" if equal else "RUNS END DIFFERENTLY")
