@@ -76,10 +76,10 @@ TEST(Logger, Telemetry) {
 // The loss in metrics.jsonl reads back to the same bits; nan and inf, which JSON does not have, become null.
 TEST(Logger, FullPrecision) {
   for (double value : {0.1 + 0.2, 1e-300, 4.9406564584124654e-324, 1.0000000000000002, -7.0 / 3.0}) {
-    EXPECT_EQ(strtod(logger_detail::json_number(value).c_str(), nullptr), value);
+    EXPECT_EQ(strtod(json_number(value).c_str(), nullptr), value);
   }
-  EXPECT_EQ(logger_detail::json_number(NAN), "null");
-  EXPECT_EQ(logger_detail::json_number(INFINITY), "null");
+  EXPECT_EQ(json_number(NAN), "null");
+  EXPECT_EQ(json_number(INFINITY), "null");
 }
 
 // A run that stops anywhere and resumes leaves the same files as one that never stopped: later lines are cut, none
