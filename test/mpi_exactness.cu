@@ -3,8 +3,8 @@
 // For the given number of ranks, pipelines x replicas, schedules, chunks, numbers of micro-batches and blocks,
 // partitions, recompute levels and ZeRO stages are trained for 20 AdamW steps with clipping active and compared with
 // one rank that does everything without recomputation: losses, norms, validation loss, all parameters and all moments,
-// by their bits. Every combination is run with LLMC_TEST_FULL=1 (2 to 5 minutes each); else a part that has each value of each
-// dimension with each schedule.
+// by their bits. Every combination is run with LLMC_TEST_FULL=1 (3 to 5 minutes for each number of ranks); else a part
+// that has each value of each dimension.
 #include <cstring>
 #include <map>
 
