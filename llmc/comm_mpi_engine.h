@@ -9,7 +9,7 @@
 // wait). When nothing moves it sleeps: 50 us at a time while things have just moved, or while the host waits beside an
 // idle device, so that the message is all that the rank has to do; later longer, until the next message, new work, or a
 // stream that has reached what an operation waits for (doorbell.h). Looking too often takes a core away from those who
-// compute: at 50 to 200 us two ranks with a core each lost 14 % of it.
+// compute: at 50 to 200 us two ranks with a core each lost 14 % of it (bench_pipeline.py, virtual machine of 2 cores).
 #pragma once
 
 #ifdef __linux__
@@ -103,8 +103,8 @@ class MpiEngine {
   size_t unfinished_ = 0;
   std::condition_variable finished_;
   const std::shared_ptr<Doorbell> bell_ = std::make_shared<Doorbell>();
-  std::atomic<bool> host_waits_{false};
-  std::atomic<cudaStream_t> waiting_stream_{nullptr};
+  bool host_waits_ = false;                // under lock_
+  cudaStream_t waiting_stream_ = nullptr;  // under lock_: it lives at least as long as the host waits
 
   std::vector<std::shared_ptr<Channel>> active_;  // communication thread only
   std::thread thread_;
@@ -141,10 +141,10 @@ inline void MpiEngine::issue(std::shared_ptr<Channel> channel, std::shared_ptr<M
 
 inline void MpiEngine::wait(const MpiOperation& operation, cudaStream_t stream) {
   if (!operation.done) {
-    waiting_stream_ = stream;
-    host_waits_ = true;
     if (stream != nullptr) bell_->ring_after(stream);  // from then on the wait is urgent
     std::unique_lock<std::mutex> hold(lock_);
+    waiting_stream_ = stream;
+    host_waits_ = true;
     finished_.wait(hold, [&] { return operation.done || process_->has_failed(); });
     host_waits_ = false;
   }
@@ -167,10 +167,9 @@ inline void MpiEngine::run() {
 
 // Nothing else is going on in this rank: the host waits for a message, and its stream has no work left.
 inline bool MpiEngine::is_urgent() {
-  if (!host_waits_) return false;
-  const cudaStream_t stream = waiting_stream_;
-  if (stream == nullptr) return true;
-  const cudaError_t status = cudaStreamQuery(stream);
+  std::lock_guard<std::mutex> hold(lock_);  // else the stream could be gone when it is asked
+  if (!host_waits_ || waiting_stream_ == nullptr) return host_waits_;
+  const cudaError_t status = cudaStreamQuery(waiting_stream_);
   if (status != cudaErrorNotReady) CUDA_CHECK(status);
   (void)cudaGetLastError();  // "not ready" would be the next launch's error
   return status == cudaSuccess;
