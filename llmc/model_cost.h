@@ -28,14 +28,6 @@ struct ModelCost {
   std::string unit = "GFLOP";
 };
 
-inline double total_cost(const StageCost& cost) { return cost.forward + cost.backward_input + cost.backward_weight; }
-
-inline void add_cost(StageCost* sum, const StageCost& part, double factor = 1) {
-  sum->forward += factor * part.forward;
-  sum->backward_input += factor * part.backward_input;
-  sum->backward_weight += factor * part.backward_weight;
-}
-
 /// FLOPs that a device does in the time in which a value reaches the next device, for cost models without a
 /// measurement: a data-centre GPU beside its links, 400 TFLOP/s and 270 GB/s in bf16; half the rate and twice the bytes
 /// in fp32.

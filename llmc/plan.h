@@ -134,9 +134,10 @@ class PlanGraph {
     const bool early = plan_.costs.early_gradient && from.kind == NodeKind::kBackward &&
                        decode(next).kind == NodeKind::kGradient &&
                        cost_[id(NodeKind::kWeight, from.stage, from.micro_batch)] == kAbsent;
-    return early ? time.start + plan_.costs.stages[from.stage].backward_input : time.end;
+    return early ? time.start + cost_of(from.stage, from.micro_batch).backward_input : time.end;
   }
 
+  const StageCost& cost_of(int stage, int i) const { return plan_.costs.of(stage, i, schedule_.micro_batches); }
   int id(NodeKind kind, int stage, int i) const { return plan_.node_id(kind, stage, i); }
   PlanNode decode(int node) const {
     const int m = schedule_.micro_batches, stages = schedule_.stages;
@@ -147,9 +148,8 @@ class PlanGraph {
   void add_list(const std::vector<Action>& list) {
     int previous = -1;
     for (const Action& action : list) {
-      const StageCost& cost = plan_.costs.stages[action.stage];
       const int node = id(node_kind(action.op), action.stage, action.micro_batch);
-      cost_[node] = action_cost(cost, action.op);
+      cost_[node] = action_cost(cost_of(action.stage, action.micro_batch), action.op);
       if (previous >= 0) edge(previous, node);
       previous = node;
     }
@@ -352,8 +352,8 @@ inline uint64_t plan_hash(const Plan& plan, const std::vector<int>& cuts = {}) {
   const Schedule& schedule = plan.schedule;
   hash.add(schedule.name), hash.add(schedule.ranks), hash.add(schedule.stages), hash.add(schedule.micro_batches);
   hash.add(static_cast<int>(schedule.forward_only)), hash.add(schedule.owner), hash.add(schedule.actions);
-  hash.add(plan.costs.stages), hash.add(plan.costs.transfer), hash.add(plan.costs.early_gradient), hash.add(plan.slots),
-      hash.add(plan.peak);
+  hash.add(plan.costs.stages), hash.add(plan.costs.each), hash.add(plan.costs.transfer),
+      hash.add(plan.costs.early_gradient), hash.add(plan.slots), hash.add(plan.peak);
   hash.add(plan.order), hash.add(plan.times), hash.add(plan.busy), hash.add(plan.makespan), hash.add(plan.bubble);
   hash.add(plan.bubble_fraction), hash.add(cuts);
   return hash.value();

@@ -42,6 +42,7 @@ class PlanTimer {
 
   /// The makespan that evaluate_plan gives for these costs, to the bit.
   double makespan(const PlanCosts& costs) {
+    assert(costs.each.empty() && "one cost a stage");
     cost_.assign(1, costs.transfer);
     for (const StageCost& stage : costs.stages) {
       for (Op op : {Op::kForward, Op::kBackward, Op::kBackwardInput, Op::kBackwardWeight}) {

@@ -92,10 +92,25 @@ struct StageCost {
   double backward_weight = 0;
 };
 
+inline double total_cost(const StageCost& cost) { return cost.forward + cost.backward_input + cost.backward_weight; }
+
+inline void add_cost(StageCost* sum, const StageCost& part, double factor = 1) {
+  sum->forward += factor * part.forward;
+  sum->backward_input += factor * part.backward_input;
+  sum->backward_weight += factor * part.backward_weight;
+}
+
 struct PlanCosts {
   std::vector<StageCost> stages;  // (S), every time >= 0
   double transfer = 0;            // one message between two ranks
   bool early_gradient = false;    // the message of an unsplit B leaves before its weight gradient, as in pipeline.h
+  std::vector<StageCost> each =
+      {};  // (S m) of each micro-batch on each stage, where they were measured; empty: `stages`
+
+  /// m: micro-batches of the step.
+  const StageCost& of(int stage, int micro_batch, int m) const {
+    return each.empty() ? stages[stage] : each[static_cast<size_t>(stage) * m + micro_batch];
+  }
 };
 
 /// The same time for every stage: enough where only order and slots matter.

@@ -196,7 +196,8 @@ inline std::vector<MessageTime> join_messages(const std::vector<StepTimes>& rank
 inline double output_time(const Plan& plan, const Action& action) {
   const Interval& time = plan.at(node_kind(action.op), action.stage, action.micro_batch);
   const bool early = plan.costs.early_gradient && action.op == Op::kBackward;
-  return early ? time.start + plan.costs.stages[action.stage].backward_input : time.end;
+  if (!early) return time.end;
+  return time.start + plan.costs.of(action.stage, action.micro_batch, plan.schedule.micro_batches).backward_input;
 }
 
 /// The simulated plan as if every rank had recorded it; seconds are the plan's unit of time, messages have no bytes.

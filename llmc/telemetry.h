@@ -45,7 +45,7 @@ struct PipelineReport {
   std::vector<RankTimes> rank;    // (ranks)
   std::vector<LinkTimes> links;   // those that had messages
   std::vector<PhaseTime> phases;  // by name: start 0, end the longest total of any rank
-  PlanCosts costs;                // measured: mean time of each stage's work, median time of a message; seconds
+  PlanCosts costs;                // measured: each action's time and their means, median time of a message; seconds
   double makespan = 0, simulated_makespan = 0;
   double bubble = 0, simulated_bubble = 0;  // seconds a rank, mean over the ranks
   std::optional<double> closed_form;        // the same for equal stages and free messages, if the caller knows it
@@ -72,13 +72,6 @@ inline double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(middle), values.end());
   return values[middle];
 }
-
-struct Mean {
-  double sum = 0;
-  int count = 0;
-  void add(double value) { sum += value, ++count; }
-  double value() const { return count > 0 ? sum / count : 0; }
-};
 
 using ActionKey = std::tuple<bool, int, int>;  // gradient or activation into (stage, micro-batch)
 
@@ -129,25 +122,30 @@ inline RankTimes rank_times(const Schedule& schedule, const StepTimes& times, do
   return rank;
 }
 
-/// Mean cost of each stage's work. Stages that did nothing cost nothing.
-inline std::vector<StageCost> mean_costs(const Schedule& schedule, const std::vector<StepTimes>& ranks) {
-  struct Means {
-    Mean forward, input, weight;
-  };
-  std::vector<Means> means(static_cast<size_t>(schedule.stages));
+/// Cost of each micro-batch on each stage (S m), as it was in this step.
+inline std::vector<StageCost> measured_costs(const Schedule& schedule, const std::vector<StepTimes>& ranks) {
+  std::vector<StageCost> costs(static_cast<size_t>(schedule.stages) * schedule.micro_batches);
   for (const StepTimes& times : ranks) {
     for (const ActionTime& time : times.actions) {
-      Means& stage = means[static_cast<size_t>(time.action.stage)];
       const Op op = time.action.op;
-      if (op == Op::kForward) stage.forward.add(time.end - time.start);
-      if (op == Op::kBackward || op == Op::kBackwardInput) stage.input.add(time.ready - time.start);
-      if (op == Op::kBackward) stage.weight.add(time.end - time.ready);
-      if (op == Op::kBackwardWeight) stage.weight.add(time.end - time.start);
+      StageCost& cost =
+          costs[static_cast<size_t>(time.action.stage) * schedule.micro_batches + time.action.micro_batch];
+      if (op == Op::kForward) cost.forward = time.end - time.start;
+      if (op == Op::kBackward || op == Op::kBackwardInput) cost.backward_input = time.ready - time.start;
+      if (op == Op::kBackward) cost.backward_weight = time.end - time.ready;
+      if (op == Op::kBackwardWeight) cost.backward_weight = time.end - time.start;
     }
   }
-  std::vector<StageCost> costs;
-  for (const Means& stage : means) costs.push_back({stage.forward.value(), stage.input.value(), stage.weight.value()});
   return costs;
+}
+
+/// Mean over the micro-batches for each stage; 0 where there are none.
+inline std::vector<StageCost> mean_costs(const Schedule& schedule, const std::vector<StageCost>& each) {
+  std::vector<StageCost> means(static_cast<size_t>(schedule.stages));
+  for (size_t k = 0; k < each.size(); ++k) {
+    add_cost(&means[k / schedule.micro_batches], each[k], 1.0 / schedule.micro_batches);
+  }
+  return means;
 }
 
 inline std::vector<LinkTimes> link_times(const Schedule& schedule, const std::vector<StepTimes>& ranks,
@@ -242,7 +240,8 @@ inline PipelineReport make_report(const Plan& plan, std::vector<StepTimes> ranks
   report.links = link_times(schedule, ranks, messages);
   report.phases = phase_times(ranks);
   for (const MessageTime& message : messages) durations.push_back(message.end - message.begin);
-  report.costs = {mean_costs(schedule, ranks), median(durations), true};
+  const std::vector<StageCost> each = measured_costs(schedule, ranks);
+  report.costs = {mean_costs(schedule, each), median(durations), true, each};
   Plan simulated = plan;
   simulated.costs = report.costs;
   const std::string fault = evaluate_plan(&simulated);
