@@ -6,7 +6,7 @@
 //
 // Order. Operations on the same directed link (from, to, id) match in the order of issue; so do the collectives of one
 // communicator, which all its ranks issue in the same order. Between links, and between links and collectives, there is
-// no order at all: a receive whose message never comes stops its own link only. With the acyclic graph of schedule.h
+// no order at all: a receive whose message never comes stops its own link only. With the acyclic graph of plan.h
 // this is what makes a plan free of deadlock. A send may be rendezvous (it may last until its receive is there): never
 // rely on buffering. Backends: comm_mpi.h (host memory), comm_nccl.h (GPUs, one rank each), SelfCommunicator (one
 // rank).

@@ -103,6 +103,6 @@ inline std::string bubble_text(const PipelineLayout& layout, const Plan& plan) {
   }
   if (!formula) return text + "; no formula for this case\n";
   const double step = *formula + total_cost(rank) * plan.schedule.micro_batches;
-  return text +
-         format_text("; formula for equal stages %.4g (%.1f %%)\n", *formula, step > 0 ? 100 * *formula / step : 0);
+  return text + format_text("; textbook formula for equal stages %.4g (%.1f %%)\n", *formula,
+                            step > 0 ? 100 * *formula / step : 0);
 }

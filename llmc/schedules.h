@@ -3,7 +3,9 @@
 // In the drawings (timeline.h) time runs to the right, one row a rank; F, I and W take two columns each, B = I + W
 // four; lower case is a rank's second stage. tF, tI, tW are a rank's times for one micro-batch (all its chunks), T
 // their sum; v chunks (stages) a rank. Bubble: idle time of a step whose end all ranks wait for, m T of work on each
-// rank. Peak: most activations alive on a rank, in whole micro-batches. Which formula holds where: closed_form.h.
+// rank. Peak: most activations alive on a rank, in whole micro-batches. Which formula holds where: closed_form.h. These
+// are the textbook's, where B sends its gradient at its end; the executor sends it as soon as I is done
+// (PlanCosts::early_gradient), and for gpipe and 1f1b (p-1)T becomes (p-1)(tF+tI).
 // Overview and further references: GPipe arXiv 1811.06965; 1F1B (PipeDream-Flush) 2006.09503; interleaved 2104.04473;
 // breadth-first 2211.05953; zero bubble 2401.10241; V placement (controllable memory) 2405.15362; DualPipe 2412.19437.
 #pragma once
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "llmc/greedy_schedule.h"
+#include "llmc/option_text.h"
 #include "llmc/schedule.h"
 
 /// Appends to one rank's list. Each call takes the stage's next micro-batch, so they go up in every list by
@@ -303,14 +306,15 @@ inline std::vector<std::string> schedule_names() {
   return names;
 }
 
-/// The row of that name; any other name is a user error that lists the known ones.
+/// The row of that name; any other name is a user error that lists what --schedule takes.
 inline const ScheduleKind& find_schedule_kind(const std::string& name) {
   std::string known;
   for (const ScheduleKind& kind : schedule_kinds()) {
     if (kind.name == name) return kind;
-    known += (known.empty() ? "" : &kind == &schedule_kinds().back() ? " or " : ", ") + kind.name;
+    known += kind.name + ", ";
   }
-  user_error("--schedule %s is unknown; use %s", name.c_str(), known.c_str());
+  user_error("--schedule %s is not known; use auto, %sor a file that ends in .csv", option_detail::shown(name).c_str(),
+             known.c_str());
 }
 
 /// The stages a rank that `chunks` asks for: 0 is the natural number; one that the schedule cannot have is a user

@@ -91,11 +91,6 @@ inline void check_counts_fit_ranks(const TrainOptions& o, const ScheduleKind* ki
 /// Schedule, chunks, partition and recomputation, as far as no file is needed.
 inline void check_pipeline(const TrainOptions& o) {
   const bool named = o.schedule != "auto" && !is_schedule_file(o.schedule);
-  const std::vector<std::string> names = schedule_names();
-  if (named && std::find(names.begin(), names.end(), o.schedule) == names.end()) {
-    user_error("--schedule %s is not known; use auto, %s, or a file that ends in .csv",
-               option_detail::shown(o.schedule).c_str(), train_option_rows::known_schedules().c_str());
-  }
   if (is_schedule_file(o.schedule) && o.chunks > 0) {
     user_error("--chunks %d: the stages of each rank are in --schedule %s; leave --chunks out", o.chunks,
                o.schedule.c_str());

@@ -220,9 +220,10 @@ static std::string user_error_of(Call call) {
 // An unknown name, and a number of chunks that the schedule cannot have, are user errors that say what can be had.
 TEST(Schedule, Names) {
   for (const std::string& name : schedule_names()) EXPECT_EQ(make_schedule(name, 2, 2).name, name);
-  EXPECT_EQ(user_error_of([] { make_schedule("1F1B", 2, 2); }),
-            "--schedule 1F1B is unknown; use gpipe, 1f1b, eager-1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zb-v, "
-            "dualpipe-v, greedy or greedy-v");
+  EXPECT_EQ(
+      user_error_of([] { make_schedule("1F1B", 2, 2); }),
+      "--schedule \"1F1B\" is not known; use auto, gpipe, 1f1b, eager-1f1b, interleaved, looped-bfs, zb-h1, zb-h2, "
+      "zb-v, dualpipe-v, greedy, greedy-v, or a file that ends in .csv");
   EXPECT_EQ(user_error_of([] { make_schedule("zb-v", 2, 3, 2); }),
             "--chunks 3: schedule zb-v takes 2 on each rank; use --chunks 2");
   EXPECT_EQ(user_error_of([] { make_schedule("1f1b", 2, 2, 2); }),
